@@ -1,0 +1,152 @@
+"""The contract of a method.
+
+State is data: every state and every message is a dictionary of tensors, and nothing else crosses a boundary. States are
+never changed in place: a hook returns new ones, so that checkpoints, best states and byte counts come for free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fedbench.job import Frozen, Protocol
+from fedbench.registry import Registry
+from fedbench.rng import numpy_rng, torch_rng
+from fedbench.task import ClientData, Task
+
+State = dict[str, Tensor]
+Message = dict[str, Tensor]
+PredictMode = Literal["mean", "mc"]
+
+
+class Params(Frozen):
+    """Hyperparameters of a method: subclass it, with a description per field."""
+
+
+@dataclass(frozen=True)
+class Ctx:
+    """Where a hook is called: the task, the protocol, the round, and the client (None on the server)."""
+
+    task: Task
+    protocol: Protocol
+    seed: int
+    round: int = 0
+    client: int | None = None
+
+    @property
+    def rounds(self) -> int:
+        return self.protocol.rounds
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Number of training samples of every client."""
+        return self.task.sizes
+
+    @property
+    def n(self) -> int:
+        """Number of training samples of this client."""
+        assert self.client is not None
+        return self.task.sizes[self.client]
+
+    def at(self, client: int | None) -> Ctx:
+        """The same moment, seen from a client."""
+        return replace(self, client=client)
+
+    def rng(self, purpose: str) -> torch.Generator:
+        """The generator of this (seed, purpose, round, client), freshly at its start."""
+        return torch_rng(self.seed, purpose, self.round, self.client, self.task.device)
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Who trains in a round, and who uploads; report is a part of train. Both sorted."""
+
+    train: tuple[int, ...]
+    report: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Upload:
+    """What one client sends up."""
+
+    client: int
+    n: int
+    message: Message
+
+
+class Algorithm:
+    """A federated method. Subclass it in a file of `algorithms/`; the file's name is the method's name."""
+
+    version: ClassVar[int] = 1
+    """Part of the job key: raise it when results change."""
+    title: ClassVar[str]
+    """The name that papers print."""
+    Params: ClassVar[type[Params]] = Params
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Protocol settings that this method wants where neither paper nor grid says otherwise."""
+
+    def __init__(self, params: Params) -> None:
+        self.params: Any = params
+
+    def init_server(self, ctx: Ctx) -> State:
+        """The server's state before the first round."""
+        raise NotImplementedError
+
+    def init_client(self, ctx: Ctx) -> State:
+        """What a client keeps between rounds, before it first takes part."""
+        return {}
+
+    def poll(self, down: Message, memory: State, data: ClientData, ctx: Ctx) -> Message | None:
+        """What every client sends before selection. The engine asks only methods that override this."""
+        return None
+
+    def select(self, server: State, polls: Mapping[int, Message], ctx: Ctx) -> Cohort:
+        """Who takes part: by default f N clients, drawn uniformly, the same for every method of a comparison."""
+        everyone = tuple(range(ctx.task.clients))
+        # the small term keeps floor(0.29 * 100) at 29
+        m = max(1, int(ctx.protocol.f * len(everyone) + 1e-9))
+        drawn = numpy_rng(ctx.seed, "cohort", ctx.round).choice(len(everyone), m, replace=False)
+        report = tuple(sorted(int(client) for client in drawn))
+        return Cohort(train=everyone if ctx.protocol.train_all else report, report=report)
+
+    def download(self, server: State, ctx: Ctx) -> Message:
+        """What travels down to ctx.client."""
+        return server
+
+    def update(self, down: Message, memory: State, data: ClientData, ctx: Ctx) -> tuple[Message, State]:
+        """Local work: what travels up, and what stays."""
+        raise NotImplementedError
+
+    def aggregate(self, server: State, uploads: Iterable[Upload], ctx: Ctx) -> State:
+        """The new server state. Uploads come sorted by client, and lazily: each is computed when it is asked for."""
+        raise NotImplementedError
+
+    def global_model(self, server: State, memory: State, data: ClientData, ctx: Ctx) -> State | None:
+        """The model that GM scores; None if the method has none. The same object for clients that share it."""
+        return server
+
+    def personal_model(self, server: State, memory: State, data: ClientData, ctx: Ctx, epochs: int) -> State | None:
+        """The model that the client deploys (PM); None if the method has none."""
+        return None
+
+    def predict(self, model: State, x: Tensor, ctx: Ctx, mode: PredictMode) -> Tensor:
+        """Class probabilities. Point models ignore the mode."""
+        ctx.task.net.load(model["w"])
+        return ctx.task.net.logits(x).softmax(-1)
+
+
+methods: Registry[Algorithm] = Registry("fedbench.algorithms", "method", Algorithm)
+
+
+def polls(algorithm: Algorithm) -> bool:
+    """Whether the method asks all clients before it selects."""
+    return type(algorithm).poll is not Algorithm.poll
+
+
+def predicts_by_sampling(algorithm: Algorithm) -> bool:
+    """Whether MC prediction differs from the mean: point methods inherit `predict`."""
+    return type(algorithm).predict is not Algorithm.predict

@@ -1,0 +1,52 @@
+"""Checkpoints: atomic (written, synced, renamed), verified on load, the newest two kept."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+KEPT = 2
+
+
+def save(folder: Path, round_: int, content: dict[str, Any]) -> None:
+    """Write the state after `round_`; older checkpoints but one are removed once it is safe."""
+    folder.mkdir(parents=True, exist_ok=True)
+    buffer = io.BytesIO()
+    torch.save(content, buffer)
+    payload = buffer.getbuffer()
+    partial = folder / f"{round_:08d}.partial"
+    with partial.open("wb") as file:
+        file.write(hashlib.sha256(payload).digest())
+        file.write(payload)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(folder / f"{round_:08d}.ckpt")
+    for old in sorted(folder.glob("*.ckpt"))[:-KEPT]:
+        old.unlink()
+
+
+def load_newest(folder: Path, not_after: int) -> dict[str, Any] | None:
+    """The newest whole checkpoint of at most that round, or None. A damaged one is passed over."""
+    for path in sorted(folder.glob("*.ckpt"), reverse=True):
+        if int(path.stem) <= not_after and (content := _load(path)) is not None:
+            return content
+    return None
+
+
+def remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _load(path: Path) -> dict[str, Any] | None:
+    data = path.read_bytes()
+    digest, payload = data[:32], data[32:]
+    if hashlib.sha256(payload).digest() != digest:
+        return None
+    content: dict[str, Any] = torch.load(io.BytesIO(payload), weights_only=True)
+    return content

@@ -1,0 +1,257 @@
+"""A grid file to a list of jobs: union of tasks, product of axes, paper defaults, overrides, clear errors.
+
+Settings are laid over each other, later wins: the method's defaults, the paper's common settings, the paper's settings
+for the method, the paper's overrides, the grid's `set`, the task, the point on the axes, the method's own settings in
+the grid, the grid's overrides, the command line.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from fedbench.errors import FedbenchError, did_you_mean, explain
+from fedbench.job import JobSpec, TaskSpec, build_job, known_settings
+from fedbench.paper import Override, load_paper
+from fedbench.selector import parse_assignment, parse_selector, parse_value, split_list
+
+Settings = dict[str, Any]
+
+
+class MethodEntry(BaseModel):
+    """A method of a grid, with the settings the grid gives it."""
+
+    name: str
+    settings: Settings = {}
+
+
+class Grid(BaseModel):
+    """A grid file as it is written."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    name: str
+    title: str = ""
+    paper: str | None = None
+    methods: list[MethodEntry] = Field(min_length=1)
+    tasks: list[Settings] = Field(min_length=1, description="a union: each is a task of its own")
+    set: Settings = {}
+    axes: dict[str, list[Any]] = Field({}, description="a product: every combination is run")
+    overrides: list[Override] = []
+    exclude: list[Settings] = []
+
+    @field_validator("methods", mode="before")
+    @classmethod
+    def _read_methods(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            raise ValueError("must be a list such as [fedavg, {fedprox: {mu: 0.01}}]")
+        return [_read_method(entry) for entry in value]
+
+    @field_validator("axes")
+    @classmethod
+    def _no_empty_axis(cls, value: dict[str, list[Any]]) -> dict[str, list[Any]]:
+        for key, values in value.items():
+            if not values:
+                raise ValueError(f"axis {key!r} has no values, so the grid has no jobs")
+        return value
+
+    @field_validator("tasks")
+    @classmethod
+    def _no_list_in_a_task(cls, value: list[Settings]) -> list[Settings]:
+        for task in value:
+            for key, setting in task.items():
+                if isinstance(setting, (list, dict)):
+                    raise ValueError(f"{key} has several values; put them under `axes: {{{key}: [...]}}`")
+        return value
+
+
+def _read_method(entry: Any) -> MethodEntry:
+    if isinstance(entry, MethodEntry):
+        return entry
+    if isinstance(entry, str):
+        name, settings = parse_selector(entry)
+        return MethodEntry(name=name, settings=settings)
+    if isinstance(entry, dict) and len(entry) == 1:
+        ((name, settings),) = entry.items()
+        if isinstance(settings, dict) or settings is None:
+            return MethodEntry(name=str(name), settings=settings or {})
+    raise ValueError("a method is a name or {name: {setting: value}}")
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What the command line changes in a grid."""
+
+    set: Sequence[str] = ()
+    axes: Sequence[str] = ()
+    methods: str = ""
+
+
+def grid_names() -> list[str]:
+    """The grids that ship."""
+    return sorted(
+        item.name.removesuffix(".yaml")
+        for item in resources.files("fedbench.grids").iterdir()
+        if item.name.endswith(".yaml")
+    )
+
+
+def load_grid(where: str) -> Grid:
+    """The grid at this path, or else the shipped grid of this name; raises FedbenchError for a bad one."""
+    path = Path(where)
+    if path.is_file():
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise FedbenchError(f"{where} cannot be read: {error}") from None
+    elif (name := path.name.removesuffix(".yaml")) in grid_names() and path.parent == Path():
+        text = resources.files("fedbench.grids").joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+    else:
+        raise FedbenchError(
+            f"no grid file {where!r}, and no shipped grid of that name.", did_you_mean(where, grid_names())
+        )
+    return parse_grid(text, where)
+
+
+def parse_grid(text: str, where: str) -> Grid:
+    """A grid from YAML text; `where` names it in errors."""
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise FedbenchError(f"{where} is not YAML: {_one_line(error)}") from None
+    if not isinstance(content, dict):
+        raise FedbenchError(f"{where} is not a grid: it must have name, methods and tasks.", "See `fedbench grids`.")
+    for key in content:
+        if key not in Grid.model_fields:
+            raise FedbenchError(f"{where}: unknown key {key!r}.", did_you_mean(str(key), Grid.model_fields))
+    try:
+        return Grid.model_validate(content)
+    except ValidationError as error:
+        raise FedbenchError(f"{where} is not a grid:\n{explain(error)}") from None
+    except FedbenchError as error:
+        raise FedbenchError(f"{where}: {error.message}", error.hint) from None
+
+
+def _one_line(error: yaml.YAMLError) -> str:
+    return " ".join(str(error).split())
+
+
+def change_grid(grid: Grid, changes: Changes) -> tuple[Grid, Settings]:
+    """The grid with the command line's methods and axes, and the settings that it sets for all jobs."""
+    settings = dict(parse_assignment(text) for text in changes.set)
+    axes = {key: values for key, values in grid.axes.items() if key not in settings}
+    for text in changes.axes:
+        key, equals, values = text.partition("=")
+        if not equals or not values:
+            raise FedbenchError(f"--axis {text!r} is not of the form key=value,value.")
+        axes[key.strip()] = [parse_value(value) for value in split_list(values)]
+    methods = grid.methods
+    if changes.methods:
+        methods = [_read_method(text) for text in split_list(changes.methods)]
+    return grid.model_copy(update={"axes": axes, "methods": methods}), settings
+
+
+def expand(grid: Grid, changes: Changes | None = None) -> list[JobSpec]:
+    """All jobs of the grid, each once, in the grid's order; raises FedbenchError for any that is not valid."""
+    changed, command_line = change_grid(grid, changes or Changes())
+    _check_keys(grid, changed, command_line)
+    jobs: dict[str, JobSpec] = {}
+    for settings in _points(changed, command_line):
+        job = build_job(settings)
+        jobs.setdefault(job.key, job)
+    if not jobs:
+        raise FedbenchError(f"grid {grid.name} has no jobs: everything is excluded.")
+    return list(jobs.values())
+
+
+def _points(grid: Grid, command_line: Settings) -> Iterator[Settings]:
+    paper = load_paper(grid.paper) if grid.paper else None
+    for task, method, *values in itertools.product(grid.tasks, grid.methods, *grid.axes.values()):
+        point = dict(zip(grid.axes, values, strict=True))
+        common = {**(paper.set if paper else {}), **grid.set, **task, **point, **command_line}
+        of_paper = paper.methods.get(method.name, {}) if paper else {}
+        own = {"method": method.name, **method.settings}
+        seen = {**common, **of_paper, **own, **command_line}
+        settings = {
+            **(paper.set if paper else {}),
+            **of_paper,
+            **_overridden(paper.overrides if paper else [], seen),
+            **grid.set,
+            **task,
+            **point,
+            **own,
+            **_overridden(grid.overrides, seen),
+            **command_line,
+        }
+        if any(_matches(excluded, settings) for excluded in grid.exclude):
+            continue
+        yield _without_foreign(_resolved(settings), method.name, explicit={*method.settings})
+
+
+def _resolved(settings: Settings) -> Settings:
+    """Shorthands spelled out: `partition: shards[s=5]`, and rounds from an epoch budget."""
+    resolved = dict(settings)
+    if isinstance(partition := resolved.get("partition"), str):
+        name, inner = parse_selector(partition)
+        resolved |= {"partition": name, **inner}
+    budget = resolved.pop("epoch_budget", None)
+    if budget is not None and resolved.get("rounds") is None:
+        resolved["rounds"] = max(1, int(budget) // int(resolved.get("tau", 1)))
+    return resolved
+
+
+def _without_foreign(settings: Settings, method: str, explicit: set[str]) -> Settings:
+    """Drop the settings of other methods that a common layer gives to all (`--set mu=0.1` concerns FedProx only)."""
+    known = known_settings(method, _partition_name(settings))
+    return {key: value for key, value in settings.items() if key in known or key in explicit}
+
+
+def _check_keys(written: Grid, changed: Grid, command_line: Settings) -> None:
+    """A key that no method, partition or protocol of the grid has is a typo."""
+    layers: list[tuple[str, Mapping[str, Any]]] = [
+        ("--set", command_line),
+        ("axes", changed.axes),
+        ("set", written.set),
+        *(("tasks", task) for task in written.tasks),
+        *(("overrides", override.set | override.match) for override in written.overrides),
+        *(("exclude", excluded) for excluded in written.exclude),
+    ]
+    partitions = {_partition_name(layer) for _, layer in layers}
+    if written.paper:
+        partitions.add(_partition_name(load_paper(written.paper).set))
+    known = {"epoch_budget"}.union(
+        *(
+            known_settings(method.name, partition)
+            for method in (*written.methods, *changed.methods)
+            for partition in partitions
+        )
+    )
+    for place, layer in layers:
+        for key in layer:
+            if key not in known:
+                raise FedbenchError(
+                    f"grid {written.name}, {place}: unknown setting {key!r}.", did_you_mean(str(key), known)
+                )
+
+
+def _partition_name(settings: Mapping[str, Any]) -> str:
+    partition = settings.get("partition", TaskSpec.model_fields["partition"].default)
+    return parse_selector(str(partition))[0]
+
+
+def _overridden(overrides: Sequence[Override], settings: Settings) -> Settings:
+    return {k: v for override in overrides if _matches(override.match, settings) for k, v in override.set.items()}
+
+
+def _matches(pattern: Mapping[str, Any], settings: Settings) -> bool:
+    return all(
+        settings.get(key) in wanted if isinstance(wanted, list) else settings.get(key) == wanted
+        for key, wanted in pattern.items()
+    )

@@ -1,0 +1,184 @@
+"""A job: method x task x protocol x seed, validated and frozen, with a key that names its content.
+
+Settings are flat (`lr`, `size`, `mu`): every name belongs to exactly one of the job itself, the task, the protocol,
+the partition or the method, so that grids, overrides and the command line need no paths.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from fedbench.errors import FedbenchError, did_you_mean, explain
+
+ENGINE_VERSION = 1
+"""Part of every job key: raise it when the engine's results change, or when a default below changes."""
+
+
+class Frozen(BaseModel):
+    """Validated, unchangeable, and closed to unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TaskSpec(Frozen):
+    """A data set, cut into clients by a partition, with a model."""
+
+    dataset: str
+    clients: int = Field(10, ge=1, description="number of clients N")
+    partition: str = Field("labels", description="how the data is cut into clients")
+    model: str = Field("dnn100", description="network architecture")
+    normalize: str = Field("half", description="pixel scaling: half is (x - 0.5) / 0.5")
+    train_part: Literal["all", "body"] = Field("all", description="what is trained: the whole network or its body")
+
+
+class Protocol(Frozen):
+    """Rounds, local work, participation, and what is evaluated when."""
+
+    rounds: int = Field(100, ge=1, description="communication rounds T")
+    f: float = Field(1.0, gt=0, le=1, description="fraction of clients that report in a round")
+    train_all: bool = Field(False, description="every client trains in every round, only the sampled ones report")
+    local_unit: Literal["epoch", "batch"] = Field("epoch", description="what tau counts: passes or mini-batches")
+    tau: int = Field(1, ge=1, description="local work of a client in a round, in local_unit")
+    batch_size: int = Field(50, ge=1)
+    optimizer: Literal["sgd", "adam"] = "sgd"
+    lr: float = Field(0.01, gt=0)
+    momentum: float = Field(0.0, ge=0, lt=1)
+    weight_decay: float = Field(0.0, ge=0)
+    lr_decay: float = Field(1.0, gt=0, le=1, description="factor on lr at rounds T/2 and 3T/4")
+    optim_state: Literal["reset", "persistent"] = Field("reset", description="optimiser moments over rounds")
+    weighting: Literal["samples", "uniform"] = Field("samples", description="weights of the server's average")
+    beta: float = Field(1.0, gt=0, description="server extrapolation: w <- (1-beta) w + beta average")
+    eval_every: int = Field(10, ge=1, description="rounds between evaluations outside the rule's window")
+    rule: Literal["final", "best_all", "best_last100", "mean_last10"] = Field(
+        "final", description="which rounds the headline number comes from"
+    )
+    headline: Literal["accuracy", "macro"] = Field("accuracy", description="pooled accuracy, or mean over clients")
+    mc_samples: int = Field(10, ge=1, description="weight samples of an MC prediction")
+    mc_every: int = Field(0, ge=0, description="also predict with MC every so many rounds; 0: at the end only")
+
+
+class JobSpec(Frozen):
+    """One line of a grid after expansion."""
+
+    method: str
+    version: int
+    params: dict[str, Any]
+    task: TaskSpec
+    partition_params: dict[str, Any]
+    protocol: Protocol
+    seed: int = Field(0, ge=0)
+    changed: dict[str, Any] = Field(description="the settings that differ from the defaults; what the key is made of")
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """All settings in one flat dictionary."""
+        return {
+            "method": self.method,
+            "seed": self.seed,
+            **self.task.model_dump(),
+            **self.partition_params,
+            **self.protocol.model_dump(),
+            **self.params,
+        }
+
+    @property
+    def key(self) -> str:
+        """Hash of the content; the same for the same job, whatever the order or the way it was written."""
+        content = {
+            "engine": ENGINE_VERSION,
+            "version": self.version,
+            "method": self.method,
+            "dataset": self.task.dataset,
+            "seed": self.seed,
+            "changed": self.changed,
+        }
+        return hashlib.sha256(canonical_json(content).encode()).hexdigest()[:20]
+
+    @property
+    def label(self) -> str:
+        """A short name for people: method, data set, size, seed."""
+        size = self.partition_params.get("size")
+        return " ".join(str(part) for part in (self.method, self.task.dataset, size, f"seed {self.seed}") if part)
+
+
+def canonical_json(value: Any) -> str:
+    """JSON with sorted keys and no spaces: one text per content."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=True)
+
+
+class _Identity(Frozen):
+    method: str
+    seed: int = Field(0, ge=0)
+
+
+def build_job(settings: Mapping[str, Any]) -> JobSpec:
+    """Validate flat settings into a JobSpec; raises FedbenchError that names the wrong key and the way out."""
+    from fedbench.algorithm import methods  # imports torch: only what builds jobs pays for it
+    from fedbench.dataset import datasets
+    from fedbench.models import check_model
+    from fedbench.partition import get_partition
+
+    for needed, where in (("method", "methods"), ("dataset", "tasks")):
+        if needed not in settings:
+            raise FedbenchError(f"the job has no {needed}.", f"Name one under `{where}` in the grid.")
+    algorithm = methods.get(str(settings["method"]))
+    datasets.get(str(settings["dataset"]))
+    partition = get_partition(str(settings.get("partition", TaskSpec.model_fields["partition"].default)))
+
+    sections = (_Identity, TaskSpec, Protocol, partition.Params, algorithm.Params)
+    owner = _owners(sections)
+    values: dict[type[BaseModel], dict[str, Any]] = {section: {} for section in sections}
+    for key, value in {**algorithm.defaults, **settings}.items():
+        if key not in owner:
+            raise FedbenchError(f"method {settings['method']} has no setting {key!r}.", did_you_mean(key, owner))
+        values[owner[key]][key] = value
+    try:
+        identity = _Identity.model_validate(values[_Identity])
+        task = TaskSpec.model_validate(values[TaskSpec])
+        protocol = Protocol.model_validate(values[Protocol])
+        cut = partition.Params.model_validate(values[partition.Params])
+        params = algorithm.Params.model_validate(values[algorithm.Params])
+    except ValidationError as error:
+        raise FedbenchError(f"wrong setting for method {settings['method']}:\n{explain(error)}") from None
+    check_model(task.model)
+
+    defaults = {name: field.default for section in sections for name, field in section.model_fields.items()}
+    defaults |= algorithm.defaults
+    flat = {k: v for part in (task, protocol, cut, params) for k, v in part.model_dump(mode="json").items()}
+    return JobSpec(
+        method=identity.method,
+        version=algorithm.version,
+        params=params.model_dump(mode="json"),
+        task=task,
+        partition_params=cut.model_dump(mode="json"),
+        protocol=protocol,
+        seed=identity.seed,
+        changed={k: v for k, v in flat.items() if k != "dataset" and v != defaults[k]},
+    )
+
+
+def known_settings(method: str, partition: str) -> set[str]:
+    """The names of all settings that a job of this method and partition has."""
+    from fedbench.algorithm import methods
+    from fedbench.partition import get_partition
+
+    return set(_owners((_Identity, TaskSpec, Protocol, get_partition(partition).Params, methods.get(method).Params)))
+
+
+def _owners(sections: tuple[type[BaseModel], ...]) -> dict[str, type[BaseModel]]:
+    owner: dict[str, type[BaseModel]] = {}
+    for section in sections:
+        for name in section.model_fields:
+            if name in owner:
+                raise FedbenchError(
+                    f"{section.__qualname__} of {section.__module__} has a setting {name!r}, "
+                    f"which {owner[name].__qualname__} has already.",
+                    "Rename it: every setting belongs to one place.",
+                )
+            owner[name] = section
+    return owner

@@ -1,0 +1,73 @@
+"""Accuracy, NLL, Brier, ECE and MCE from sums that merge: per client and pooled figures come from the same record."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+BINS = 10
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Tally:
+    """Sums over samples, a row per client. `bins` is [clients, BINS, (count, confidence, correct)]."""
+
+    nll: Floats
+    brier: Floats
+    bins: Floats
+
+    @classmethod
+    def zeros(cls, clients: int) -> Tally:
+        return cls(np.zeros(clients), np.zeros(clients), np.zeros((clients, BINS, 3)))
+
+    def add(self, probabilities: Tensor, y: Tensor, client: Tensor) -> None:
+        """Count samples: their class probabilities, labels, and which row they belong to."""
+        clients = len(self.nll)
+        confidence, guess = probabilities.max(-1)
+        of_label = probabilities.gather(-1, y[:, None]).squeeze(-1)
+        nll = -of_label.clamp_min(1e-12).log()
+        # sum_c (p_c - 1[y=c])^2 = sum_c p_c^2 - 2 p_y + 1
+        brier = probabilities.square().sum(-1) - 2 * of_label + 1
+        cell = client * BINS + confidence_bin(confidence)
+        self.nll[:] += _sums(client, nll, clients)
+        self.brier[:] += _sums(client, brier, clients)
+        for column, value in enumerate((torch.ones_like(nll), confidence, (guess == y).double())):
+            self.bins[:, :, column] += _sums(cell, value, clients * BINS).reshape(clients, BINS)
+
+    def pooled(self) -> Tally:
+        """All clients as one row."""
+        return Tally(self.nll.sum(0, keepdims=True), self.brier.sum(0, keepdims=True), self.bins.sum(0, keepdims=True))
+
+    def rows(self) -> list[dict[str, float]]:
+        """The metrics of every row, as fractions; a row without samples has none."""
+        return [self._row(row) for row in range(len(self.nll))]
+
+    def _row(self, row: int) -> dict[str, float]:
+        count, confidence, correct = self.bins[row].T
+        n = count.sum()
+        if n == 0:
+            return {}
+        filled = count > 0
+        gaps = np.abs(correct[filled] - confidence[filled]) / count[filled]
+        return {
+            "accuracy": float(correct.sum() / n),
+            "nll": float(self.nll[row] / n),
+            "brier": float(self.brier[row] / n),
+            "ece": float((gaps * count[filled]).sum() / n),
+            "mce": float(gaps.max()),
+        }
+
+
+def confidence_bin(confidence: Tensor) -> Tensor:
+    """The bin b with b/10 < confidence <= (b+1)/10. Closed above, because float32 softmax does reach 1.0."""
+    edges = torch.arange(1, BINS, device=confidence.device, dtype=torch.float64) / BINS
+    return torch.bucketize(confidence.double(), edges)
+
+
+def _sums(index: Tensor, values: Tensor, length: int) -> Floats:
+    return torch.bincount(index, weights=values.double(), minlength=length).cpu().numpy()

@@ -1,0 +1,69 @@
+"""How the data is cut into clients: one small class per file behind one base."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import pkgutil
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import BaseModel
+
+from fedbench.dataset import Dataset
+from fedbench.errors import FedbenchError, did_you_mean
+
+Indices = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Split:
+    """For every client, which samples of the pooled data it trains on and is tested on."""
+
+    train: list[Indices]
+    test: list[Indices]
+
+    def sha256(self) -> str:
+        """Names the split: two runs with the same hash saw the same clients."""
+        digest = hashlib.sha256()
+        for part in (*self.train, *self.test):
+            digest.update(np.int64(len(part)).tobytes())
+            digest.update(np.ascontiguousarray(part, dtype="<i8").tobytes())
+        return digest.hexdigest()
+
+
+class Partition(ABC):
+    """One way of cutting: a pure function of labels, parameters and a random stream."""
+
+    Params: ClassVar[type[BaseModel]]
+
+    @abstractmethod
+    def __init__(self, params: Any) -> None:
+        """`params` is an instance of this class's Params."""
+
+    @abstractmethod
+    def split(
+        self, labels: Indices, n_train: int, dataset: type[Dataset], clients: int, rng: np.random.Generator
+    ) -> Split:
+        """Cut; `labels` are of the pooled data. Raises FedbenchError when there is not enough data."""
+
+
+def partition_names() -> list[str]:
+    """Every partition, by file name."""
+    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+
+
+def get_partition(name: str) -> type[Partition]:
+    """The partition of that name; raises FedbenchError when there is none."""
+    if name not in partition_names():
+        raise FedbenchError(f"unknown partition {name!r}.", did_you_mean(name, partition_names()))
+    module = importlib.import_module(f"{__name__}.{name}")
+    return next(
+        value
+        for value in vars(module).values()
+        if inspect.isclass(value) and issubclass(value, Partition) and value.__module__ == module.__name__
+    )

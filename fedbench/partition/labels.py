@@ -1,0 +1,69 @@
+"""Every client has some of the labels, with exact counts per class (pFedBayes and BPFed: 5 of 10 labels)."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from fedbench.dataset import Dataset
+from fedbench.errors import FedbenchError, did_you_mean
+from fedbench.job import Frozen
+from fedbench.partition import Indices, Partition, Split
+
+
+class LabelsParams(Frozen):
+    size: str = Field("small", description="samples per class and client: small, medium or large")
+    labels_per_client: int = Field(5, ge=1)
+    labels: Literal["block", "shift", "random"] = Field(
+        "block", description="which labels client i has: (5i+j) mod C, (i+j) mod C, or a random set"
+    )
+    stratified: bool = Field(True, description="exact counts per class; false: the client's pool is shuffled and cut")
+
+
+class Labels(Partition):
+    Params = LabelsParams
+
+    def __init__(self, params: LabelsParams) -> None:
+        self.params = params
+
+    def split(
+        self, labels: Indices, n_train: int, dataset: type[Dataset], clients: int, rng: np.random.Generator
+    ) -> Split:
+        if self.params.size not in dataset.sizes:
+            raise FedbenchError(
+                f"{dataset.name()} has no size {self.params.size!r}.",
+                did_you_mean(self.params.size, dataset.sizes),
+            )
+        n_fit, n_test = dataset.sizes[self.params.size]
+        # official training data first, in file order; each class is consumed from the front
+        left = {label: np.flatnonzero(labels == label) for label in range(dataset.classes)}
+        train, test = [], []
+        for own in self._label_sets(dataset.classes, clients, rng):
+            fit_parts, test_parts = [], []
+            for label in own:
+                if len(left[label]) < n_fit + n_test:
+                    raise FedbenchError(
+                        f"{dataset.name()} has too few images of class {label} for {clients} clients of size "
+                        f"{self.params.size} ({n_fit} + {n_test} each).",
+                        "Use fewer clients or a smaller size.",
+                    )
+                taken, left[label] = np.split(left[label], [n_fit + n_test])
+                fit_parts.append(taken[:n_fit])
+                test_parts.append(taken[n_fit:])
+            fit, held = np.concatenate(fit_parts), np.concatenate(test_parts)
+            if not self.params.stratified:
+                fit, held = np.split(rng.permutation(np.concatenate([fit, held])), [len(fit)])
+            train.append(fit)
+            test.append(held)
+        return Split(train, test)
+
+    def _label_sets(self, classes: int, clients: int, rng: np.random.Generator) -> list[list[int]]:
+        k = self.params.labels_per_client
+        if k > classes:
+            raise FedbenchError(f"labels_per_client is {k}, but there are only {classes} classes.")
+        if self.params.labels == "random":
+            return [sorted(int(label) for label in rng.choice(classes, k, replace=False)) for _ in range(clients)]
+        stride = k if self.params.labels == "block" else 1
+        return [[(stride * client + j) % classes for j in range(k)] for client in range(clients)]

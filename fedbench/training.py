@@ -1,0 +1,122 @@
+"""Local training on the flat vector, and the server's average: shared by the methods."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fedbench.algorithm import Ctx, State, Upload
+from fedbench.models.network import Network
+from fedbench.task import ClientData
+
+ExtraGrad = Callable[[Tensor, Tensor], None]
+"""Adds a penalty's gradient: called with the parameters and, to be changed in place, their gradient."""
+
+
+def learning_rate(ctx: Ctx) -> float:
+    """The rate of this round: `lr`, times `lr_decay` from rounds T/2 and 3T/4 on."""
+    done = ctx.round - 1
+    drops = (done >= ctx.rounds // 2) + (done >= 3 * ctx.rounds // 4)
+    return ctx.protocol.lr * ctx.protocol.lr_decay**drops
+
+
+def local_batches(data: ClientData, ctx: Ctx) -> Iterator[tuple[Tensor, Tensor]]:
+    """The mini-batches of one round of local work: tau epochs, or tau batches."""
+    protocol = ctx.protocol
+    if protocol.local_unit == "epoch":
+        return data.batches(protocol.batch_size, ctx.rng("batches"), epochs=protocol.tau)
+    return data.batches(protocol.batch_size, ctx.rng("batches"), steps=protocol.tau)
+
+
+def make_optimizer(vector: torch.nn.Parameter, ctx: Ctx, lr: float | None = None) -> torch.optim.Optimizer:
+    """The protocol's optimiser on a flat vector, without history."""
+    protocol = ctx.protocol
+    rate = learning_rate(ctx) if lr is None else lr
+    if protocol.optimizer == "adam":
+        return torch.optim.Adam([vector], lr=rate, weight_decay=protocol.weight_decay, fused=True)
+    return torch.optim.SGD(
+        [vector], lr=rate, momentum=protocol.momentum, weight_decay=protocol.weight_decay, fused=True
+    )
+
+
+def restore_optimizer(optimizer: torch.optim.Optimizer, memory: State, prefix: str) -> None:
+    """Put back the moments that `optimizer_state` took; nothing happens when the memory holds none."""
+    kept = {key.removeprefix(prefix): value.clone() for key, value in memory.items() if key.startswith(prefix)}
+    if kept:
+        optimizer.state[optimizer.param_groups[0]["params"][0]] = kept
+
+
+def optimizer_state(optimizer: torch.optim.Optimizer, ctx: Ctx, prefix: str) -> State:
+    """The moments as client state, where the protocol keeps them over rounds; else nothing."""
+    if ctx.protocol.optim_state == "reset":
+        return {}
+    state = optimizer.state[optimizer.param_groups[0]["params"][0]]
+    return {prefix + key: value for key, value in state.items() if isinstance(value, Tensor)}
+
+
+def backward(net: Network, x: Tensor, y: Tensor) -> Tensor:
+    """Mean cross-entropy of the batch; its gradient is left in `net.grad`."""
+    net.zero_grad()
+    loss = cross_entropy(net.logits(x), y)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return loss.detach()
+
+
+def gradient(net: Network, x: Tensor, y: Tensor, factor: float, vector: Tensor) -> Tensor:
+    """The gradient of factor * (mean cross-entropy of the batch) at `vector`; a view, valid until the next call."""
+    net.load(vector)
+    backward(net, x, y)
+    return net.grad if factor == 1 else net.grad.mul_(factor)
+
+
+def local_sgd(
+    start: Tensor,
+    data: ClientData,
+    ctx: Ctx,
+    memory: State | None = None,
+    extra_grad: ExtraGrad | None = None,
+) -> tuple[Tensor, State]:
+    """One round of local training from `start`: the new vector, and the optimiser state to keep."""
+    net = ctx.task.net
+    net.load(start)
+    optimizer = make_optimizer(net.vector, ctx)
+    restore_optimizer(optimizer, memory or {}, "optimizer.")
+    for x, y in local_batches(data, ctx):
+        backward(net, x, y)
+        if extra_grad is not None:
+            extra_grad(net.vector, net.grad)
+        optimizer.step()
+    return net.vector.detach().clone(), optimizer_state(optimizer, ctx, "optimizer.")
+
+
+def weight_of(upload: Upload, ctx: Ctx) -> float:
+    """The weight of a client in the server's average, not normalised."""
+    return float(upload.n) if ctx.protocol.weighting == "samples" else 1.0
+
+
+def average(server: State, uploads: Iterable[Upload], ctx: Ctx) -> State:
+    """Weighted mean of the uploads, taken as they come, then extrapolated by beta from the server's state.
+
+    A running mean, because it is exact when clients agree: the average of equal models is that model, bit for bit.
+    """
+    mean: State = {}
+    total = 0.0
+    for upload in uploads:
+        weight = weight_of(upload, ctx)
+        total += weight
+        for key, value in upload.message.items():
+            if key in mean:
+                mean[key].lerp_(value, weight / total)
+            else:
+                mean[key] = value.clone()
+    return extrapolate(server, mean, ctx)
+
+
+def extrapolate(server: State, mean: State, ctx: Ctx) -> State:
+    """w <- (1-beta) w + beta * average; the average itself for beta = 1."""
+    if ctx.protocol.beta == 1.0:
+        return mean
+    return {key: torch.lerp(server[key], value, ctx.protocol.beta) for key, value in mean.items()}
