@@ -1,0 +1,209 @@
+"""The queue, on the database: enqueue, claim, lease, retry, cancel.
+
+A worker holds a job by a lease that it renews; whoever finds a lease run out, or its holder dead on this machine, puts
+the job back. All times are the database's, so that machines need not agree on the time.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Connection, Engine, Float, cast, delete, func, literal_column, select, update
+from sqlalchemy.sql.elements import ColumnElement
+
+from fedbench.errors import FedbenchError
+from fedbench.job import JobSpec
+from fedbench.store.models import Job, Run, Sweep, SweepJob
+
+LEASE_SECONDS = 60.0
+MAX_ATTEMPTS = 3
+"""A job whose worker died this often is failed instead of tried again."""
+FINISHED = ("done", "diverged")
+STATUSES = ("pending", "running", "done", "diverged", "failed", "cancelled")
+_CHUNK = 500  # SQLite allows some thousand variables in a statement
+
+
+class LeaseLostError(Exception):
+    """The job was given to another worker; what this one still does must not be recorded."""
+
+
+@dataclass(frozen=True)
+class Claim:
+    """A job that a worker holds."""
+
+    job_id: int
+    key: str
+    spec: JobSpec
+
+
+def writing(engine: Engine) -> Engine:
+    """The same database, with transactions that take the write lock when they begin."""
+    return engine.execution_options(write=True)
+
+
+def now(connection: Connection | Engine) -> ColumnElement[float]:
+    """Seconds since 1970 by the database's clock."""
+    if connection.dialect.name == "sqlite":
+        return literal_column("(julianday('now') - 2440587.5) * 86400.0", Float)
+    return cast(func.extract("epoch", func.clock_timestamp()), Float)
+
+
+def worker_name(pid: int | None = None) -> str:
+    """Names a process across machines: host, pid namespace, pid."""
+    return f"{socket.gethostname()}/{_pid_namespace()}/{pid or os.getpid()}"
+
+
+def enqueue(engine: Engine, name: str, grid: dict[str, Any], jobs: Sequence[JobSpec], priority: int = 0) -> int:
+    """Add the jobs that the database does not hold, and make them the sweep `name`. Returns the sweep's id."""
+    with writing(engine).begin() as connection:
+        insert = import_module(f"sqlalchemy.dialects.{engine.dialect.name}").insert
+        connection.execute(insert(Sweep).values(name=name, grid=grid).on_conflict_do_nothing())
+        sweep = connection.execute(select(Sweep.id).where(Sweep.name == name)).scalar_one()
+        connection.execute(update(Sweep).where(Sweep.id == sweep).values(grid=grid))
+        connection.execute(delete(SweepJob).where(SweepJob.sweep_id == sweep))
+        for start in range(0, len(jobs), _CHUNK):
+            part = {job.key: job for job in jobs[start : start + _CHUNK]}
+            rows = [
+                {
+                    "key": key,
+                    "spec": job.model_dump(mode="json"),
+                    "status": "pending",
+                    "priority": priority,
+                    "attempts": 0,
+                }
+                for key, job in part.items()
+            ]
+            connection.execute(insert(Job).on_conflict_do_nothing(), rows)
+            ids = connection.execute(select(Job.id).where(Job.key.in_(part))).scalars()
+            connection.execute(insert(SweepJob), [{"sweep_id": sweep, "job_id": job} for job in ids])
+        return int(sweep)
+
+
+def reap(engine: Engine) -> int:
+    """Put back the jobs of dead workers: lease run out, or gone from this machine. Returns how many."""
+    with writing(engine).begin() as connection:
+        running = connection.execute(
+            select(Job.id, Job.worker, Job.attempts, (Job.lease_until < now(connection)).label("expired")).where(
+                Job.status == "running"
+            )
+        ).all()
+        dead = [row for row in running if row.expired or _is_dead(row.worker)]
+        for row in dead:
+            give_up = row.attempts >= MAX_ATTEMPTS
+            values = {"status": "failed" if give_up else "pending", "worker": None, "lease_until": None}
+            connection.execute(update(Job).where(Job.id == row.id).values(**values))
+            if give_up:
+                note = f"the worker died {row.attempts} times while it ran this job (out of memory?)"
+                connection.execute(
+                    update(Run).where(Run.job_id == row.id, Run.status == "running").values(status="failed", error=note)
+                )
+        return len(dead)
+
+
+def claim(engine: Engine, worker: str, sweep: int | None = None) -> Claim | None:
+    """Take the next job, of this sweep or of any; None when none is waiting. Two workers never get the same."""
+    waiting = select(Job.id).where(Job.status == "pending")
+    if sweep is not None:
+        waiting = waiting.where(Job.id.in_(select(SweepJob.job_id).where(SweepJob.sweep_id == sweep)))
+    waiting = waiting.order_by(Job.priority.desc(), Job.id).limit(1).with_for_update(skip_locked=True)
+    with writing(engine).begin() as connection:
+        row = connection.execute(
+            update(Job)
+            .where(Job.id == waiting.scalar_subquery())
+            .values(
+                status="running",
+                worker=worker,
+                lease_until=now(connection) + LEASE_SECONDS,
+                attempts=Job.attempts + 1,
+            )
+            .returning(Job.id, Job.key, Job.spec)
+        ).one_or_none()
+    return None if row is None else Claim(row.id, row.key, JobSpec.model_validate(row.spec))
+
+
+def renew(connection: Connection, job_id: int, worker: str) -> None:
+    """Prolong the lease; raises LeaseLostError when the job is no longer this worker's."""
+    renewed = connection.execute(
+        update(Job)
+        .where(Job.id == job_id, Job.worker == worker, Job.status == "running")
+        .values(lease_until=now(connection) + LEASE_SECONDS)
+    )
+    if renewed.rowcount != 1:
+        raise LeaseLostError
+
+
+def release(connection: Connection, job_id: int, worker: str, status: str) -> None:
+    """End a claim with the job's new status. A worker that stopped on request has not used up an attempt."""
+    values: dict[str, Any] = {"status": status, "worker": None, "lease_until": None}
+    if status == "pending":
+        values["attempts"] = Job.attempts - 1
+    released = connection.execute(update(Job).where(Job.id == job_id, Job.worker == worker).values(**values))
+    if released.rowcount != 1:
+        raise LeaseLostError
+
+
+def counts(engine: Engine, sweep: int | None = None) -> dict[str, int]:
+    """Number of jobs per status, of this sweep or of all."""
+    query = select(Job.status, func.count()).group_by(Job.status)
+    if sweep is not None:
+        query = query.join(SweepJob, SweepJob.job_id == Job.id).where(SweepJob.sweep_id == sweep)
+    with engine.connect() as connection:
+        found = {status: int(n) for status, n in connection.execute(query)}
+    return {status: found[status] for status in STATUSES if status in found}
+
+
+def find_job(engine: Engine, prefix: str) -> Job:
+    """The one job whose key begins so; raises FedbenchError for none or several."""
+    with engine.connect() as connection:
+        rows = connection.execute(select(Job).where(Job.key.startswith(prefix, autoescape=True)).limit(2)).all()
+    if not rows:
+        raise FedbenchError(f"no job has a key that begins with {prefix!r}.", "See: fedbench queue list")
+    if len(rows) > 1:
+        raise FedbenchError(f"several jobs have keys that begin with {prefix!r}.", "Give more of the key.")
+    return rows[0]  # type: ignore[return-value]
+
+
+def retry(engine: Engine, keys: Sequence[str]) -> int:
+    """Put failed and cancelled jobs back into the queue: these, or all. Returns how many."""
+    return _move(engine, ("failed", "cancelled"), {"status": "pending", "attempts": 0}, keys)
+
+
+def cancel(engine: Engine, keys: Sequence[str]) -> int:
+    """Take waiting jobs out of the queue: these, or all. Returns how many. Running ones are left alone."""
+    return _move(engine, ("pending",), {"status": "cancelled"}, keys)
+
+
+def _move(engine: Engine, states: tuple[str, ...], values: dict[str, Any], prefixes: Sequence[str]) -> int:
+    query = update(Job).where(Job.status.in_(states)).values(**values)
+    if prefixes:
+        query = query.where(Job.key.in_([find_job(engine, prefix).key for prefix in prefixes]))
+    with writing(engine).begin() as connection:
+        return int(connection.execute(query).rowcount)
+
+
+def _pid_namespace() -> int:
+    """Processes of two containers may share a host name and a pid, but not this."""
+    try:
+        return Path("/proc/self/ns/pid").stat().st_ino
+    except OSError:
+        return 0
+
+
+def _is_dead(worker: str | None) -> bool:
+    """Whether the process is one of this machine's and no longer lives."""
+    here, _, pid = (worker or "").rpartition("/")
+    if here != worker_name().rpartition("/")[0] or not pid.isdigit():
+        return False
+    try:
+        os.kill(int(pid), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False

@@ -1,0 +1,1 @@
+"""The results database: schema, connection, what runs write, what reports read."""

@@ -1,0 +1,177 @@
+"""Opens the results database: creates it, checks its version, and turns its troubles into clear messages."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from filelock import FileLock
+from sqlalchemy import Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy.engine import URL
+from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
+
+from fedbench.errors import FedbenchError
+
+SCHEMA = "0001"
+"""The revision that this fedbench reads and writes: the newest in `migrations/versions`."""
+DEFAULT_DB = "results/fedbench.sqlite"
+BUSY_SECONDS = 60
+
+
+def database_url(given: str | None = None) -> URL:
+    """`--db`, else FEDBENCH_DB, else `results/fedbench.sqlite`; a plain path means a SQLite file."""
+    where = given or os.environ.get("FEDBENCH_DB") or DEFAULT_DB
+    if "://" not in where:
+        return URL.create("sqlite", database=str(Path(where).expanduser()))
+    try:
+        return make_url(where)
+    except ArgumentError:
+        raise FedbenchError(
+            "--db is neither a path nor a database URL.", "Write postgresql+psycopg://user@host/name, or a path."
+        ) from None
+
+
+def results_folder(url: URL) -> Path:
+    """Where files that belong to the database lie: beside a SQLite file, else in `results/`."""
+    return Path(url.database).parent if url.get_backend_name() == "sqlite" and url.database else Path("results")
+
+
+def open_database(url: URL, *, create: bool) -> Engine:
+    """An engine on a database of the current schema. Raises FedbenchError when there is none or it is another's."""
+    if url.get_backend_name() == "sqlite":
+        _prepare_file(url, create)
+    with clear_errors(url):
+        engine = _engine(url)
+        found = _revision(engine)
+        if found is None:
+            if inspect(engine).get_table_names():
+                raise FedbenchError(f"{shown(url)} is a database, but not fedbench's.", "Choose another with --db.")
+            if not create:
+                raise FedbenchError(f"{shown(url)} holds no results yet.", "Run a grid: fedbench run --grid quickstart")
+            _create(url, engine)
+        elif found not in known_revisions():
+            raise FedbenchError(
+                f"{shown(url)} was written by a newer fedbench (schema {found}, this one knows {SCHEMA}).",
+                "Upgrade fedbench, or choose another database with --db.",
+            )
+        elif found != SCHEMA:
+            raise FedbenchError(f"{shown(url)} has the older schema {found}.", "Run: fedbench db upgrade")
+    return engine
+
+
+def _create(url: URL, engine: Engine) -> None:
+    """Make the tables; of two processes that start at once, one does and the other waits."""
+    if url.get_backend_name() != "sqlite":
+        migrate(url)
+        return
+    with FileLock(f"{url.database}.lock"):
+        if _revision(engine) is None:
+            migrate(url)
+
+
+def migrate(url: URL) -> None:
+    """Bring a database to the current schema, creating it if it is empty."""
+    from alembic import command  # slow to import, and only needed here
+
+    with clear_errors(url):
+        command.upgrade(_alembic_config(url), "head")
+
+
+def known_revisions() -> list[str]:
+    """All schema revisions of this fedbench, newest first."""
+    from alembic.script import ScriptDirectory
+
+    return [script.revision for script in ScriptDirectory.from_config(_alembic_config(None)).walk_revisions()]
+
+
+def shown(url: URL) -> str:
+    """The database's name for messages; never its password."""
+    if url.get_backend_name() == "sqlite":
+        return str(url.database)
+    return url.render_as_string(hide_password=True)
+
+
+@contextmanager
+def clear_errors(url: URL) -> Iterator[None]:
+    """Database troubles as one message that says which database and what to do."""
+    try:
+        yield
+    except NoSuchModuleError:
+        raise FedbenchError(f"no driver for {shown(url)}.", "Install one: pip install 'fedbench[postgres]'") from None
+    except ModuleNotFoundError as error:
+        raise FedbenchError(
+            f"the driver {error.name} for {shown(url)} is not installed.", "Run: pip install 'fedbench[postgres]'"
+        ) from None
+    except DBAPIError as error:
+        raise FedbenchError(f"{shown(url)}: {str(error.orig).strip()}.", _hint(error)) from None
+    except SQLAlchemyError as error:
+        raise FedbenchError(f"{shown(url)}: {error}") from None
+
+
+def _hint(error: DBAPIError) -> str:
+    problem = str(error.orig)
+    if "locked" in problem:
+        return "Another program is writing to it. Wait for it to end, then run the same command again."
+    if "not a database" in problem or "malformed" in problem:
+        return "The file is damaged or not a database. Choose another with --db, or restore a backup."
+    if "readonly" in problem or "unable to open" in problem:
+        return "Make the folder writable, or choose another with --db."
+    if "full" in problem:
+        return "Make room on the disk, then run the same command again: it goes on where it stopped."
+    return "Check that the database is reachable." if isinstance(error, OperationalError) else ""
+
+
+def _prepare_file(url: URL, create: bool) -> None:
+    if not url.database or url.database == ":memory:":
+        raise FedbenchError("a database in memory is gone with the process.", "Give --db a path.")
+    path = Path(url.database)
+    if not path.exists() and not create:
+        raise FedbenchError(f"there is no database {path}.", "Run a grid first: fedbench run --grid quickstart")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FedbenchError(
+            f"the results folder {path.parent} cannot be made: {error.strerror}.", "Choose another place with --db."
+        ) from None
+    if path.is_dir():
+        raise FedbenchError(f"{path} is a folder, not a database.", "Give --db a file.")
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise FedbenchError(f"{path} cannot be written.", "Make it writable, or choose another with --db.")
+
+
+def _engine(url: URL) -> Engine:
+    if url.get_backend_name() != "sqlite":
+        return create_engine(url, pool_pre_ping=True)
+    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
+
+    @event.listens_for(engine, "connect")
+    def _configure(connection: Any, _record: Any) -> None:
+        connection.isolation_level = None  # BEGIN is ours: pysqlite would start transactions too late to lock
+        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+            connection.execute(f"PRAGMA {pragma}")
+
+    @event.listens_for(engine, "begin")
+    def _begin(connection: Any) -> None:
+        # Take the write lock at once: a transaction that reads and then writes would else fail when another writes.
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("write") else "BEGIN")
+
+    return engine
+
+
+def _revision(engine: Engine) -> str | None:
+    if not inspect(engine).has_table("alembic_version"):
+        return None
+    with engine.connect() as connection:
+        return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
+
+
+def _alembic_config(url: URL | None) -> Any:
+    from alembic.config import Config
+
+    config = Config()
+    config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
+    config.attributes["url"] = url
+    return config
