@@ -85,11 +85,11 @@ class Algorithm:
     """Part of the job key: raise it when results change."""
     title: ClassVar[str]
     """The name that papers print."""
-    Params: ClassVar[type[Params]] = Params
+    Params: ClassVar[type[Frozen]] = Params
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Protocol settings that this method wants where neither paper nor grid says otherwise."""
 
-    def __init__(self, params: Params) -> None:
+    def __init__(self, params: Frozen) -> None:
         self.params: Any = params
 
     def init_server(self, ctx: Ctx) -> State:

@@ -12,7 +12,7 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import numpy as np
 from filelock import FileLock
@@ -105,15 +105,18 @@ def load_arrays(dataset: type[Dataset], root: Path) -> Arrays:
     return made
 
 
-def is_present(dataset: type[Dataset], root: Path) -> bool:
-    """Whether the data set can be used without a download."""
-    if dataset.embedded or _open_cache(root / "fedbench" / dataset.name()) is not None:
-        return True
+def presence(dataset: type[Dataset], root: Path) -> Literal["embedded", "present", "missing", "damaged"]:
+    """Whether the data set can be used without a download. Its content is not verified here."""
+    if dataset.embedded:
+        return "embedded"
     try:
-        dataset.read(root)
-    except Exception:
-        return False
-    return True
+        if _open_cache(root / "fedbench" / dataset.name()) is None:
+            _read(dataset, root)
+    except FileNotFoundError:
+        return "missing"
+    except DataError:
+        return "damaged"
+    return "present"
 
 
 def _read_or_download(dataset: type[Dataset], root: Path) -> Arrays:

@@ -87,4 +87,5 @@ def _score(
 
 
 def _histogram(tally: Tally, row: int) -> list[HistogramRow]:
-    return [(index, *map(float, cell)) for index, cell in enumerate(tally.bins[row]) if cell[0] > 0]
+    cells = enumerate(tally.bins[row])
+    return [(index, float(n), float(confidence), float(correct)) for index, (n, confidence, correct) in cells if n > 0]

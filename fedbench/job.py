@@ -127,7 +127,7 @@ def build_job(settings: Mapping[str, Any]) -> JobSpec:
         if needed not in settings:
             raise FedbenchError(f"the job has no {needed}.", f"Name one under `{where}` in the grid.")
     algorithm = methods.get(str(settings["method"]))
-    datasets.get(str(settings["dataset"]))
+    dataset = datasets.get(str(settings["dataset"]))
     partition = get_partition(str(settings.get("partition", TaskSpec.model_fields["partition"].default)))
 
     sections = (_Identity, TaskSpec, Protocol, partition.Params, algorithm.Params)
@@ -146,6 +146,7 @@ def build_job(settings: Mapping[str, Any]) -> JobSpec:
     except ValidationError as error:
         raise FedbenchError(f"wrong setting for method {settings['method']}:\n{explain(error)}") from None
     check_model(task.model)
+    partition(cut).check(dataset)
 
     defaults = {name: field.default for section in sections for name, field in section.model_fields.items()}
     defaults |= algorithm.defaults

@@ -42,6 +42,19 @@ class Claim:
     spec: JobSpec
 
 
+@dataclass(frozen=True)
+class QueuedJob:
+    """A job as the queue lists it, with its newest run's last round and error."""
+
+    key: str
+    status: str
+    attempts: int
+    worker: str
+    spec: JobSpec
+    last_round: int
+    error: str
+
+
 def writing(engine: Engine) -> Engine:
     """The same database, with transactions that take the write lock when they begin."""
     return engine.execution_options(write=True)
@@ -158,15 +171,46 @@ def counts(engine: Engine, sweep: int | None = None) -> dict[str, int]:
     return {status: found[status] for status in STATUSES if status in found}
 
 
-def find_job(engine: Engine, prefix: str) -> Job:
-    """The one job whose key begins so; raises FedbenchError for none or several."""
+def sweep_ids(engine: Engine) -> dict[str, int]:
+    """Every sweep of the database: its grid's name and its id."""
     with engine.connect() as connection:
-        rows = connection.execute(select(Job).where(Job.key.startswith(prefix, autoescape=True)).limit(2)).all()
-    if not rows:
+        return {row.name: row.id for row in connection.execute(select(Sweep.name, Sweep.id).order_by(Sweep.name))}
+
+
+def listing(engine: Engine, statuses: Sequence[str] = (), sweep: int | None = None) -> list[QueuedJob]:
+    """The jobs with these statuses, or all, of this sweep or of any, in the order of the queue."""
+    newest = select(func.max(Run.id)).where(Run.job_id == Job.id).correlate(Job).scalar_subquery()
+    query = select(Job.key, Job.status, Job.attempts, Job.worker, Job.spec, Run.last_round, Run.error).join(
+        Run, Run.id == newest, isouter=True
+    )
+    if statuses:
+        query = query.where(Job.status.in_(statuses))
+    if sweep is not None:
+        query = query.join(SweepJob, SweepJob.job_id == Job.id).where(SweepJob.sweep_id == sweep)
+    with engine.connect() as connection:
+        return [
+            QueuedJob(
+                key=row.key,
+                status=row.status,
+                attempts=row.attempts,
+                worker=row.worker or "",
+                spec=JobSpec.model_validate(row.spec),
+                last_round=row.last_round or 0,
+                error=row.error or "",
+            )
+            for row in connection.execute(query.order_by(Job.id))
+        ]
+
+
+def find_key(engine: Engine, prefix: str) -> str:
+    """The one key that begins so; raises FedbenchError for none or several."""
+    with engine.connect() as connection:
+        keys = connection.execute(select(Job.key).where(Job.key.startswith(prefix, autoescape=True)).limit(2)).all()
+    if not keys:
         raise FedbenchError(f"no job has a key that begins with {prefix!r}.", "See: fedbench queue list")
-    if len(rows) > 1:
+    if len(keys) > 1:
         raise FedbenchError(f"several jobs have keys that begin with {prefix!r}.", "Give more of the key.")
-    return rows[0]  # type: ignore[return-value]
+    return str(keys[0].key)
 
 
 def retry(engine: Engine, keys: Sequence[str]) -> int:
@@ -182,7 +226,7 @@ def cancel(engine: Engine, keys: Sequence[str]) -> int:
 def _move(engine: Engine, states: tuple[str, ...], values: dict[str, Any], prefixes: Sequence[str]) -> int:
     query = update(Job).where(Job.status.in_(states)).values(**values)
     if prefixes:
-        query = query.where(Job.key.in_([find_job(engine, prefix).key for prefix in prefixes]))
+        query = query.where(Job.key.in_([find_key(engine, prefix) for prefix in prefixes]))
     with writing(engine).begin() as connection:
         return int(connection.execute(query).rowcount)
 

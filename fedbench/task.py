@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fedbench.dataset import data_root, datasets, load_arrays
+from fedbench.dataset import Arrays, Dataset, data_root, datasets, load_arrays
 from fedbench.errors import FedbenchError, did_you_mean
-from fedbench.job import JobSpec
+from fedbench.job import JobSpec, canonical_json
 from fedbench.models import build_model
 from fedbench.models.network import Network
-from fedbench.partition import Split, get_partition
+from fedbench.partition import Indices, Split, get_partition
 from fedbench.rng import numpy_rng, torch_rng
 
 # Pixel scaling by name: mean and standard deviation on the [0, 1] scale, per channel or common to all.
@@ -85,18 +85,33 @@ class ClientData:
             yield self._images[index], self._labels[index]
 
 
+def cut(job: JobSpec, root: Path | None = None) -> tuple[type[Dataset], Arrays, Split]:
+    """The job's data set, its content, and who has what of it. Raises FedbenchError when that cannot be."""
+    dataset = datasets.get(job.task.dataset)
+    arrays = load_arrays(dataset, root or data_root())
+    partition = get_partition(job.task.partition)
+    params = partition.Params.model_validate(job.partition_params)
+    rng = numpy_rng(job.seed, "partition")
+    return dataset, arrays, partition(params).split(arrays.y, arrays.n_train, dataset, job.task.clients, rng)
+
+
+def check_tasks(jobs: Iterable[JobSpec], root: Path) -> None:
+    """Try every data set, partition and model of these jobs once, so that a mistake shows before anything runs."""
+    seen = set()
+    for job in jobs:
+        if (content := canonical_json([job.task.model_dump(), job.partition_params])) not in seen:
+            seen.add(content)
+            dataset, arrays, _ = cut(job, root)
+            build_model(job.task.model, dataset.shape, dataset.classes)
+            Images(torch.from_numpy(arrays.x[:1]), dataset.full_scale, job.task.normalize)
+
+
 class Task:
     """The data of all clients and the one network of this process."""
 
     def __init__(self, job: JobSpec, *, device: torch.device, root: Path | None = None) -> None:
         spec = job.task
-        dataset = datasets.get(spec.dataset)
-        arrays = load_arrays(dataset, root or data_root())
-        partition_class = get_partition(spec.partition)
-        partition = partition_class(partition_class.Params.model_validate(job.partition_params))
-        self.split: Split = partition.split(
-            arrays.y, arrays.n_train, dataset, spec.clients, numpy_rng(job.seed, "partition")
-        )
+        dataset, arrays, self.split = cut(job, root)
         self.device = device
         self.clients = spec.clients
         self.classes = dataset.classes
@@ -121,6 +136,6 @@ class Task:
     def test_sizes(self, clients: tuple[int, ...]) -> list[int]:
         return [len(self.split.test[client]) for client in clients]
 
-    def _data(self, parts: list[np.ndarray]) -> ClientData:  # type: ignore[type-arg]
+    def _data(self, parts: list[Indices]) -> ClientData:
         index = torch.from_numpy(np.concatenate(parts)).to(self.device)
         return ClientData(self._images, self._labels, index)

@@ -61,7 +61,7 @@ def backward(net: Network, x: Tensor, y: Tensor) -> Tensor:
     """Mean cross-entropy of the batch; its gradient is left in `net.grad`."""
     net.zero_grad()
     loss = cross_entropy(net.logits(x), y)
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
     return loss.detach()
 
 

@@ -45,6 +45,10 @@ class Partition(ABC):
     def __init__(self, params: Any) -> None:
         """`params` is an instance of this class's Params."""
 
+    def check(self, dataset: type[Dataset]) -> None:
+        """Raises FedbenchError when the parameters cannot fit the data set; called before any data is read."""
+        return
+
     @abstractmethod
     def split(
         self, labels: Indices, n_train: int, dataset: type[Dataset], clients: int, rng: np.random.Generator

@@ -28,14 +28,17 @@ class Labels(Partition):
     def __init__(self, params: LabelsParams) -> None:
         self.params = params
 
+    def check(self, dataset: type[Dataset]) -> None:
+        size, k = self.params.size, self.params.labels_per_client
+        if size not in dataset.sizes:
+            raise FedbenchError(f"{dataset.name()} has no size {size!r}.", did_you_mean(size, dataset.sizes))
+        if k > dataset.classes:
+            raise FedbenchError(f"labels_per_client is {k}, but {dataset.name()} has only {dataset.classes} classes.")
+
     def split(
         self, labels: Indices, n_train: int, dataset: type[Dataset], clients: int, rng: np.random.Generator
     ) -> Split:
-        if self.params.size not in dataset.sizes:
-            raise FedbenchError(
-                f"{dataset.name()} has no size {self.params.size!r}.",
-                did_you_mean(self.params.size, dataset.sizes),
-            )
+        self.check(dataset)
         n_fit, n_test = dataset.sizes[self.params.size]
         # official training data first, in file order; each class is consumed from the front
         left = {label: np.flatnonzero(labels == label) for label in range(dataset.classes)}
@@ -61,8 +64,6 @@ class Labels(Partition):
 
     def _label_sets(self, classes: int, clients: int, rng: np.random.Generator) -> list[list[int]]:
         k = self.params.labels_per_client
-        if k > classes:
-            raise FedbenchError(f"labels_per_client is {k}, but there are only {classes} classes.")
         if self.params.labels == "random":
             return [sorted(int(label) for label in rng.choice(classes, k, replace=False)) for _ in range(clients)]
         stride = k if self.params.labels == "block" else 1

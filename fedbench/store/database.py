@@ -80,6 +80,17 @@ def migrate(url: URL) -> None:
         command.upgrade(_alembic_config(url), "head")
 
 
+def upgrade(url: URL) -> None:
+    """Bring an existing database to the current schema; raises FedbenchError when it is not fedbench's, or newer."""
+    if url.get_backend_name() == "sqlite":
+        _prepare_file(url, create=False)
+    with clear_errors(url):
+        found = _revision(_engine(url))
+    if found is None or found not in known_revisions():
+        open_database(url, create=False)  # says what is wrong
+    migrate(url)
+
+
 def known_revisions() -> list[str]:
     """All schema revisions of this fedbench, newest first."""
     from alembic.script import ScriptDirectory

@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pandas as pd
-from sqlalchemy import Engine, Select, select
+from sqlalchemy import Engine, select
 
 from fedbench.errors import FedbenchError, did_you_mean
 from fedbench.job import JobSpec
-from fedbench.queue import FINISHED
-from fedbench.store.models import Cost, Evaluation, Histogram, Job, Metric, Run, Sweep, SweepJob
+from fedbench.queue import FINISHED, sweep_ids
+from fedbench.store.models import Cost, Evaluation, Histogram, Job, Metric, Run, SweepJob
 
 
 def finished_runs(engine: Engine, sweep: str | None = None) -> pd.DataFrame:
@@ -100,33 +100,14 @@ def costs(engine: Engine, runs: list[int]) -> pd.DataFrame:
     return _read(engine, query.order_by(Cost.id), Cost.run_id, runs)
 
 
-def jobs(engine: Engine, statuses: tuple[str, ...] = (), sweep: str | None = None) -> pd.DataFrame:
-    """The queue: key, status, attempts, worker, spec, and the newest run's last round, seconds and error."""
-    query = select(
-        Job.id, Job.key, Job.status, Job.attempts, Job.worker, Job.spec, Run.last_round, Run.seconds, Run.error
-    ).join(Run, Run.job_id == Job.id, isouter=True)
-    if statuses:
-        query = query.where(Job.status.in_(statuses))
-    if sweep is not None:
-        query = query.join(SweepJob, SweepJob.job_id == Job.id).where(SweepJob.sweep_id == _sweep_id(engine, sweep))
-    frame = _read(engine, query.order_by(Job.id, Run.id)).drop_duplicates("key", keep="last")
-    return frame.assign(spec=[JobSpec.model_validate(spec) for spec in frame["spec"]]).reset_index(drop=True)
-
-
-def sweep_names(engine: Engine) -> list[str]:
-    with engine.connect() as connection:
-        return list(connection.execute(select(Sweep.name).order_by(Sweep.name)).scalars())
-
-
 def _sweep_id(engine: Engine, name: str) -> int:
-    with engine.connect() as connection:
-        found = connection.execute(select(Sweep.id).where(Sweep.name == name)).scalar()
-    if found is None:
-        raise FedbenchError(f"this database holds no sweep {name!r}.", did_you_mean(name, sweep_names(engine)))
-    return int(found)
+    sweeps = sweep_ids(engine)
+    if name not in sweeps:
+        raise FedbenchError(f"this database holds no sweep {name!r}.", did_you_mean(name, sweeps))
+    return sweeps[name]
 
 
-def _read(engine: Engine, query: Select[Any], column: Any = None, among: list[int] | None = None) -> pd.DataFrame:
+def _read(engine: Engine, query: Any, column: Any = None, among: list[int] | None = None) -> pd.DataFrame:
     """The query's rows; with `column`, only those whose value is among the given ones, however many they are."""
     parts = (
         [query] if among is None else [query.where(column.in_(among[i : i + 500])) for i in range(0, len(among), 500)]

@@ -1,0 +1,127 @@
+"""From a grid to finished jobs: expand, check, enqueue, work, and say how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pandas as pd
+from rich.console import Console
+from sqlalchemy import Engine
+from sqlalchemy.engine import URL
+
+from fedbench import queue
+from fedbench.errors import FedbenchError
+from fedbench.estimate import estimate_seconds, in_words
+from fedbench.grid import Changes, Grid, expand, load_grid
+from fedbench.job import JobSpec
+from fedbench.store import queries
+from fedbench.store.database import open_database, shown
+from fedbench.workers.slots import Slot
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as shells expect it."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a grid asks for, and how far the database already has it."""
+
+    grid: Grid
+    jobs: list[JobSpec]
+    status: dict[str, str]
+    history: pd.DataFrame
+
+    @property
+    def todo(self) -> list[JobSpec]:
+        return [job for job in self.jobs if self.status.get(job.key, "pending") in ("pending", "running")]
+
+    def summary(self, workers: int) -> str:
+        """`12 jobs: 3 done, 9 to do, about 2 min`."""
+        known = [self.status.get(job.key) for job in self.jobs]
+        ended = [f"{known.count(status)} {status}" for status in queue.STATUSES[2:] if status in known]
+        parts = [*ended, f"{len(self.todo)} to do"]
+        text = f"{len(self.jobs)} jobs: {', '.join(parts)}"
+        seconds = estimate_seconds(self.todo, self.history)
+        if not self.todo:
+            return text
+        if seconds is None:
+            return f"{text} (no estimate of time yet: nothing like it has run)"
+        return f"{text}, about {in_words(seconds / workers)} on {workers} worker(s)"
+
+
+def plan(where: str, changes: Changes, url: URL) -> Plan:
+    """Expand a grid and look up its jobs. Changes nothing, and makes no database."""
+    grid = load_grid(where)
+    jobs = expand(grid, changes)
+    if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
+        return Plan(grid, jobs, {}, pd.DataFrame())
+    engine = open_database(url, create=False)
+    status = {job.key: job.status for job in queue.listing(engine)}
+    return Plan(grid, jobs, status, queries.finished_runs(engine))
+
+
+def run(planned: Plan, url: URL, slots: list[Slot], data_root: Path, console: Console) -> int:
+    """Work through a plan. Returns the exit code: 0 all done, 1 a job failed, 130 stopped by the user."""
+    from fedbench.task import check_tasks
+    from fedbench.workers.display import Display
+    from fedbench.workers.local import run_sweep
+
+    check_tasks(planned.todo, data_root)
+    engine = open_database(url, create=True)
+    name = planned.grid.name
+    sweep = queue.enqueue(engine, name, planned.grid.model_dump(mode="json"), planned.jobs)
+    console.print(planned.summary(len(slots)))
+    if planned.todo:
+        rounds = sum(job.protocol.rounds for job in planned.todo)
+        with Display(console, len(planned.todo), rounds) as display:
+            finished = run_sweep(engine, url, sweep, slots, data_root, display)
+        if not finished:
+            console.print(f"stopped; nothing is lost. The same command goes on: fedbench run --grid {name}")
+            return INTERRUPTED
+    return _verdict(engine, url, name, sweep, console, worked=bool(planned.todo))
+
+
+def _verdict(engine: Engine, url: URL, name: str, sweep: int, console: Console, *, worked: bool) -> int:
+    counts = queue.counts(engine, sweep)
+    failed = queue.listing(engine, ("failed",), sweep)
+    for job in failed:
+        reason = (job.error.strip() or "no reason recorded").splitlines()[-1]
+        console.print(f"failed: {job.key[:10]} {job.spec.label}: {reason}", style="red")
+    if failed:
+        console.print(f"Why: fedbench queue show {failed[0].key[:10]}")
+        console.print("Again: fedbench queue retry, then the same command.")
+        return 1
+    ended = ", ".join(f"{n} {status}" for status, n in counts.items())
+    word = "finished" if worked else "nothing to do"
+    console.print(f"{word}: {ended} in {shown(url)}. See: fedbench table --grid {name}")
+    if counts.get("cancelled"):
+        console.print("Cancelled jobs stay out until `fedbench queue retry`.")
+    return 0
+
+
+def work(url: URL, slots: list[Slot], data_root: Path, console: Console) -> int:
+    """Join the queue of a database: run whatever waits there. Returns the exit code."""
+    from fedbench.workers.display import Display
+    from fedbench.workers.local import run_sweep
+
+    engine = open_database(url, create=False)
+    queue.reap(engine)
+    waiting = queue.listing(engine, ("pending",))
+    if not waiting:
+        console.print(f"no job is waiting in {shown(url)}.")
+        return 0
+    before = queue.counts(engine).get("failed", 0)
+    with Display(console, len(waiting), sum(job.spec.protocol.rounds for job in waiting)) as display:
+        finished = run_sweep(engine, url, None, slots, data_root, display)
+    if not finished:
+        return INTERRUPTED
+    return 1 if queue.counts(engine).get("failed", 0) > before else 0
+
+
+def read_results(url: URL) -> Engine:
+    """The database for a report; raises FedbenchError when it holds no finished run."""
+    engine = open_database(url, create=False)
+    if not any(queue.counts(engine).get(status) for status in queue.FINISHED):
+        raise FedbenchError(f"{shown(url)} holds no finished run yet.", "Run a grid: fedbench run --grid quickstart")
+    return engine

@@ -1,0 +1,1 @@
+"""Who runs jobs: `local` starts a process per device slot on this machine."""

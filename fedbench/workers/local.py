@@ -1,0 +1,153 @@
+"""Runs a sweep on this machine: a process per slot, replaced when one dies, stopped cleanly by Ctrl-C."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import Engine
+from sqlalchemy.engine import URL
+
+from fedbench import queue
+from fedbench.errors import FedbenchError
+from fedbench.workers.display import Display
+from fedbench.workers.process import Trouble, worker_main
+from fedbench.workers.slots import Slot
+
+POLL_SECONDS = 0.2
+
+
+class _Worker:
+    """A worker process as its parent sees it."""
+
+    def __init__(self, slot: Slot, url: URL, sweep: int | None, data_root: Path) -> None:
+        self.slot = slot
+        self.connection, other = mp.get_context("spawn").Pipe()
+        self.process = mp.get_context("spawn").Process(
+            target=worker_main, args=(other, url, sweep, slot, data_root), daemon=True
+        )
+        with _environment(slot.environment):
+            self.process.start()
+        other.close()
+
+    def stop(self) -> None:
+        with suppress(OSError):  # it may be gone already
+            self.connection.send("stop")
+
+
+def run_sweep(
+    engine: Engine, url: URL, sweep: int | None, slots: list[Slot], data_root: Path, display: Display
+) -> bool:
+    """Work until every job of the sweep (None: of the database) has ended. Returns False if it was stopped before.
+
+    Raises FedbenchError when the workers cannot go on.
+    """
+    with _interrupts() as interrupts:
+        queue.reap(engine)
+        while not interrupts:
+            counts = queue.counts(engine, sweep)
+            if counts.get("pending"):
+                _run_workers(engine, url, sweep, slots[: counts["pending"]], data_root, display, interrupts)
+            elif counts.get("running"):  # another `fedbench run` has them: wait for it, or for its death
+                display.waiting(counts["running"])
+                time.sleep(1.0)
+                queue.reap(engine)
+            else:
+                return True
+    return False
+
+
+def _run_workers(
+    engine: Engine,
+    url: URL,
+    sweep: int | None,
+    slots: list[Slot],
+    data_root: Path,
+    display: Display,
+    interrupts: list[int],
+) -> None:
+    """One generation of workers: until none of them has work, all were stopped, or one met trouble."""
+    workers: dict[Connection, _Worker] = {}
+    trouble: Trouble | None = None
+    stopped = False
+
+    def start(slot: Slot) -> None:
+        worker = _Worker(slot, url, sweep, data_root)
+        workers[worker.connection] = worker
+
+    for slot in slots:
+        start(slot)
+    try:
+        while workers:
+            if (interrupts or trouble) and not stopped:
+                stopped = True
+                for worker in workers.values():
+                    worker.stop()
+                if interrupts:
+                    display.stopping()
+            if len(interrupts) > 1:  # asked twice: do not wait for the round
+                return
+            for connection in wait(list(workers), timeout=POLL_SECONDS):
+                assert isinstance(connection, Connection)
+                worker = workers[connection]
+                try:
+                    event = connection.recv()
+                except (EOFError, OSError):
+                    del workers[connection]
+                    worker.process.join()
+                    if worker.process.exitcode and not stopped:
+                        display.died(worker.slot, worker.process.exitcode)
+                        queue.reap(engine)
+                        if queue.counts(engine, sweep).get("pending"):
+                            start(worker.slot)
+                    continue
+                if isinstance(event, Trouble):
+                    trouble = event
+                else:
+                    display.show(worker.process.pid or 0, worker.slot, event)
+            display.refresh()
+    finally:
+        for worker in workers.values():
+            worker.process.kill()
+            worker.process.join()
+        queue.reap(engine)
+    if trouble is not None:
+        raise FedbenchError(trouble.message, trouble.hint)
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Collects SIGINT and SIGTERM instead of dying of them."""
+    received: list[int] = []
+
+    def note(number: int, _frame: Any) -> None:
+        received.append(number)
+
+    before = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def _environment(variables: dict[str, str]) -> Iterator[None]:
+    """The environment that a process started meanwhile inherits."""
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
