@@ -108,17 +108,7 @@ def run(
     planned = sweep.plan(grid, Changes(set_, axis, methods), url)
     slots = make_slots(devices, workers, per_device)
     if dry_run:
-        rows = [
-            {
-                "key": job.key[:10],
-                "job": job.label,
-                "rounds": job.protocol.rounds,
-                "differs from defaults": ", ".join(f"{k}={v}" for k, v in job.changed.items() if k != "rounds"),
-                "status": planned.status.get(job.key, "new"),
-            }
-            for job in planned.jobs
-        ]
-        _show(rows, as_json)
+        _show(planned.rows(), as_json)
         if not as_json:
             print(planned.summary(len(slots)))
         return

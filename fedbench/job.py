@@ -101,9 +101,11 @@ class JobSpec(Frozen):
 
     @property
     def label(self) -> str:
-        """A short name for people: method, data set, size, seed."""
+        """A short name for people: method with its own settings, data set, size, seed."""
+        own = ",".join(f"{key}={value}" for key, value in sorted(self.changed.items()) if key in self.params)
+        method = f"{self.method}[{own}]" if own else self.method
         size = self.partition_params.get("size")
-        return " ".join(str(part) for part in (self.method, self.task.dataset, size, f"seed {self.seed}") if part)
+        return " ".join(str(part) for part in (method, self.task.dataset, size, f"seed {self.seed}") if part)
 
 
 def canonical_json(value: Any) -> str:

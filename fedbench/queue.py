@@ -19,6 +19,7 @@ from sqlalchemy.sql.elements import ColumnElement
 
 from fedbench.errors import FedbenchError
 from fedbench.job import JobSpec
+from fedbench.store.database import writing
 from fedbench.store.models import Job, Run, Sweep, SweepJob
 
 LEASE_SECONDS = 60.0
@@ -53,11 +54,6 @@ class QueuedJob:
     spec: JobSpec
     last_round: int
     error: str
-
-
-def writing(engine: Engine) -> Engine:
-    """The same database, with transactions that take the write lock when they begin."""
-    return engine.execution_options(write=True)
 
 
 def now(connection: Connection | Engine) -> ColumnElement[float]:

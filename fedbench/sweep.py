@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 from rich.console import Console
@@ -35,6 +36,24 @@ class Plan:
     @property
     def todo(self) -> list[JobSpec]:
         return [job for job in self.jobs if self.status.get(job.key, "pending") in ("pending", "running")]
+
+    def rows(self) -> list[dict[str, Any]]:
+        """A line per job: what it is, how it differs from the defaults beyond what all jobs share, and its status."""
+        shared = set.intersection(*({(key, str(value)) for key, value in job.changed.items()} for job in self.jobs))
+        return [
+            {
+                "key": job.key[:10],
+                "job": job.label,
+                "rounds": job.protocol.rounds,
+                "settings": " ".join(
+                    f"{key}={value}"
+                    for key, value in job.changed.items()
+                    if (key, str(value)) not in shared and key not in (*job.params, "rounds", "size")
+                ),
+                "status": self.status.get(job.key, "new"),
+            }
+            for job in self.jobs
+        ]
 
     def summary(self, workers: int) -> str:
         """`12 jobs: 3 done, 9 to do, about 2 min`."""
@@ -77,7 +96,7 @@ def run(planned: Plan, url: URL, slots: list[Slot], data_root: Path, console: Co
         with Display(console, len(planned.todo), rounds) as display:
             finished = run_sweep(engine, url, sweep, slots, data_root, display)
         if not finished:
-            console.print(f"stopped; nothing is lost. The same command goes on: fedbench run --grid {name}")
+            console.print("stopped; nothing is lost. Run the same command to go on.")
             return INTERRUPTED
     return _verdict(engine, url, name, sweep, console, worked=bool(planned.todo))
 

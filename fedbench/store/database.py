@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from filelock import FileLock
 from sqlalchemy import Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
@@ -19,6 +18,10 @@ SCHEMA = "0001"
 """The revision that this fedbench reads and writes: the newest in `migrations/versions`."""
 DEFAULT_DB = "results/fedbench.sqlite"
 BUSY_SECONDS = 60
+
+
+class OlderSchemaError(FedbenchError):
+    """The database must be upgraded before this fedbench can use it."""
 
 
 def database_url(given: str | None = None) -> URL:
@@ -46,56 +49,55 @@ def open_database(url: URL, *, create: bool) -> Engine:
     with clear_errors(url):
         engine = _engine(url)
         found = _revision(engine)
+        if found == SCHEMA:
+            return engine
         if found is None:
             if inspect(engine).get_table_names():
                 raise FedbenchError(f"{shown(url)} is a database, but not fedbench's.", "Choose another with --db.")
             if not create:
                 raise FedbenchError(f"{shown(url)} holds no results yet.", "Run a grid: fedbench run --grid quickstart")
-            _create(url, engine)
+            migrate(engine)
         elif found not in known_revisions():
             raise FedbenchError(
                 f"{shown(url)} was written by a newer fedbench (schema {found}, this one knows {SCHEMA}).",
                 "Upgrade fedbench, or choose another database with --db.",
             )
-        elif found != SCHEMA:
-            raise FedbenchError(f"{shown(url)} has the older schema {found}.", "Run: fedbench db upgrade")
+        else:
+            raise OlderSchemaError(f"{shown(url)} has the older schema {found}.", "Run: fedbench db upgrade")
     return engine
 
 
-def _create(url: URL, engine: Engine) -> None:
-    """Make the tables; of two processes that start at once, one does and the other waits."""
-    if url.get_backend_name() != "sqlite":
-        migrate(url)
-        return
-    with FileLock(f"{url.database}.lock"):
-        if _revision(engine) is None:
-            migrate(url)
+def writing(engine: Engine) -> Engine:
+    """The same database, with transactions that take the write lock when they begin."""
+    return engine.execution_options(write=True)
 
 
-def migrate(url: URL) -> None:
-    """Bring a database to the current schema, creating it if it is empty."""
+def migrate(engine: Engine) -> None:
+    """Bring a database to the current schema, from nothing or from an older one; whole or not at all."""
     from alembic import command  # slow to import, and only needed here
 
-    with clear_errors(url):
-        command.upgrade(_alembic_config(url), "head")
+    with writing(engine).begin() as connection:
+        if engine.dialect.name == "postgresql":  # of two processes that start at once, the second waits
+            connection.execute(text("SELECT pg_advisory_xact_lock(7236021)"))
+        config = _alembic_config()
+        config.attributes["connection"] = connection
+        command.upgrade(config, "head")
 
 
 def upgrade(url: URL) -> None:
     """Bring an existing database to the current schema; raises FedbenchError when it is not fedbench's, or newer."""
-    if url.get_backend_name() == "sqlite":
-        _prepare_file(url, create=False)
-    with clear_errors(url):
-        found = _revision(_engine(url))
-    if found is None or found not in known_revisions():
-        open_database(url, create=False)  # says what is wrong
-    migrate(url)
+    try:
+        open_database(url, create=False)
+    except OlderSchemaError:
+        with clear_errors(url):
+            migrate(_engine(url))
 
 
 def known_revisions() -> list[str]:
     """All schema revisions of this fedbench, newest first."""
     from alembic.script import ScriptDirectory
 
-    return [script.revision for script in ScriptDirectory.from_config(_alembic_config(None)).walk_revisions()]
+    return [script.revision for script in ScriptDirectory.from_config(_alembic_config()).walk_revisions()]
 
 
 def shown(url: URL) -> str:
@@ -179,10 +181,9 @@ def _revision(engine: Engine) -> str | None:
         return connection.execute(text("SELECT version_num FROM alembic_version")).scalar()
 
 
-def _alembic_config(url: URL | None) -> Any:
+def _alembic_config() -> Any:
     from alembic.config import Config
 
     config = Config()
     config.set_main_option("script_location", str(Path(__file__).parent / "migrations"))
-    config.attributes["url"] = url
     return config

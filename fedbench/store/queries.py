@@ -21,6 +21,7 @@ def finished_runs(engine: Engine, sweep: str | None = None) -> pd.DataFrame:
     query = (
         select(
             Run.id.label("run"),
+            Job.id.label("job"),
             Job.key,
             Job.spec,
             Run.status,

@@ -14,6 +14,7 @@ from sqlalchemy import Connection, Engine, delete, insert, select, update
 
 from fedbench import queue
 from fedbench.records import RoundRecord
+from fedbench.store.database import writing
 from fedbench.store.models import Cost, Evaluation, Histogram, Metric, Run
 
 
@@ -21,7 +22,7 @@ class DatabaseRecorder:
     """The records of one claimed job. Every write renews the claim, and fails when another worker has taken it over."""
 
     def __init__(self, engine: Engine, job_id: int, worker: str) -> None:
-        self._engine = queue.writing(engine)
+        self._engine = writing(engine)
         self._job = job_id
         self._worker = worker
         self._run: int | None = None

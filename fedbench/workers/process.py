@@ -16,7 +16,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from fedbench import checkpoint, queue
 from fedbench.errors import FedbenchError
-from fedbench.store.database import clear_errors, open_database, results_folder
+from fedbench.store.database import clear_errors, open_database, results_folder, writing
 from fedbench.store.recorder import DatabaseRecorder
 from fedbench.workers.slots import Slot
 
@@ -153,7 +153,7 @@ class _Heartbeat:
     """Renews the lease while a round takes longer than it lasts."""
 
     def __init__(self, engine: Engine, job_id: int, worker: str) -> None:
-        self._engine = queue.writing(engine)
+        self._engine = writing(engine)
         self._job = job_id
         self._worker = worker
         self._over = threading.Event()
