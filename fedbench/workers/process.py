@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
@@ -125,6 +126,7 @@ def run_claimed(
         checkpoints=checkpoints,
         device=torch.device(slot.device),
         data_root=data_root,
+        checkpoint_seconds=float(os.environ.get("FEDBENCH_CHECKPOINT_SECONDS", "30")),
         should_stop=orders.should_stop,
         progress=lambda round_, accuracy: orders.tell(RoundDone(claim.key, round_, accuracy)),
     )
