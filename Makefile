@@ -35,7 +35,7 @@ format: $(VENV)/.installed
 	$(BIN)/ruff format .
 
 bench: $(VENV)/.installed ## speed as a ratio to a minimal loop, in one run
-	$(BIN)/python -m pytest tests/bench --benchmark-enable --benchmark-only -o testpaths=tests/bench
+	$(BIN)/python -m pytest tests/bench --benchmark-enable --benchmark-only -s
 
 clean:
 	rm -rf $(VENV) .typecheck build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -17,6 +17,8 @@ from fedbench.records import RoundRecord
 from fedbench.store.database import writing
 from fedbench.store.models import Cost, Evaluation, Histogram, Metric, Run
 
+UNFINISHED = ("running", "interrupted")
+
 
 class DatabaseRecorder:
     """The records of one claimed job. Every write renews the claim, and fails when another worker has taken it over."""
@@ -29,13 +31,23 @@ class DatabaseRecorder:
         self._last = 0
         self._seconds_before = 0.0
         self._started = time.monotonic()
+        self._threads = 1
+
+    def threads(self, wanted: int) -> int:
+        """The number of threads to use: that of the unfinished run if there is one: it decides the last bits."""
+        with self._engine.begin() as connection:
+            versions = connection.execute(
+                select(Run.versions).where(Run.job_id == self._job, Run.status.in_(UNFINISHED)).order_by(Run.id.desc())
+            ).scalar()
+        self._threads = int(versions["threads"]) if versions else wanted
+        return self._threads
 
     def start(self, *, rounds: int, split_hash: str, device: str) -> None:
         """Go on with the job's unfinished run, or begin a new one."""
         with self._transaction() as connection:
             row = connection.execute(
                 select(Run.id, Run.last_round, Run.seconds)
-                .where(Run.job_id == self._job, Run.status.in_(("running", "interrupted")))
+                .where(Run.job_id == self._job, Run.status.in_(UNFINISHED))
                 .order_by(Run.id.desc())
             ).first()
             if row is not None:
@@ -50,7 +62,7 @@ class DatabaseRecorder:
                     device=device,
                     host=socket.gethostname(),
                     commit=_commit(),
-                    versions=_versions(),
+                    versions={**_versions(), "threads": self._threads},
                     split_hash=split_hash,
                     started=queue.now(connection),
                     last_round=0,

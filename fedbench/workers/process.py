@@ -100,9 +100,6 @@ def worker_main(connection: Connection, url: URL, sweep: int | None, slot: Slot,
 
 def work(engine: Engine, url: URL, sweep: int | None, slot: Slot, data_root: Path, orders: Orders) -> None:
     """Run jobs until none is waiting."""
-    import torch
-
-    torch.set_num_threads(slot.threads)
     name = queue.worker_name()
     while not orders.should_stop():
         queue.reap(engine)
@@ -122,6 +119,7 @@ def run_claimed(
     from fedbench.simulation import Surroundings, simulate
 
     recorder = DatabaseRecorder(engine, claim.job_id, name)
+    torch.set_num_threads(recorder.threads(slot.threads))
     place = Surroundings(
         checkpoints=checkpoints,
         device=torch.device(slot.device),
