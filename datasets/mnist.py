@@ -26,8 +26,10 @@ class Mnist(Dataset):
 
     @classmethod
     def read(cls, root: Path) -> Arrays:
-        if not (root / cls.reader / "raw").is_dir():
-            raise FileNotFoundError(root / cls.reader / "raw")
+        for part in ("train", "t10k"):
+            for file in ("images-idx3-ubyte", "labels-idx1-ubyte"):
+                if not (path := root / cls.reader / "raw" / f"{part}-{file}").is_file():
+                    raise FileNotFoundError(path)
         parts = [cls._part(root, train=train, download=False) for train in (True, False)]
         x = np.concatenate([part.data.numpy() for part in parts])[:, None]
         y = np.concatenate([part.targets.numpy() for part in parts]).astype(np.int64)

@@ -132,7 +132,10 @@ def _read_or_download(dataset: type[Dataset], root: Path) -> Arrays:
             f"Put its files there in torchvision's layout, or name another folder with --data or FEDBENCH_DATA; "
             f"`fedbench datasets` shows what is there ({dataset.name()} is missing).",
         ) from None
-    return _read(dataset, root)
+    try:
+        return _read(dataset, root)
+    except FileNotFoundError as error:
+        raise DataError(f"the download of {dataset.title} left no {error.filename or error}.", "Try again.") from None
 
 
 def _read(dataset: type[Dataset], root: Path) -> Arrays:
@@ -165,8 +168,12 @@ def _open_cache(folder: Path) -> Arrays | None:
         x = np.load(folder / "x.npy", mmap_mode="c")
         y = np.load(folder / "y.npy")
         n_train = int(np.load(folder / "n_train.npy"))
-    except (OSError, ValueError, EOFError) as error:
+    except Exception as error:  # numpy's readers raise whatever the damage makes them meet
         raise DataError(f"the cache {folder} is damaged: {error}", f"Delete the folder {folder}.") from None
+    if (x.dtype, y.dtype) != (np.uint8, np.int64):
+        raise DataError(
+            f"the cache {folder} is damaged: it holds {x.dtype} and {y.dtype}", f"Delete the folder {folder}."
+        )
     return Arrays(x, y, n_train)
 
 

@@ -18,9 +18,9 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedbench.errors import FedbenchError, did_you_mean, explain
-from fedbench.job import JobSpec, TaskSpec, build_job, known_settings
+from fedbench.job import JobSpec, build_job, default_settings, known_settings
 from fedbench.paper import Override, load_paper
-from fedbench.selector import parse_assignment, parse_selector, parse_value, split_list
+from fedbench.selector import parse_assignment, parse_selector, parse_value, read_yaml, split_list
 
 Settings = dict[str, Any]
 
@@ -123,7 +123,7 @@ def load_grid(where: str) -> Grid:
 def parse_grid(text: str, where: str) -> Grid:
     """A grid from YAML text; `where` names it in errors."""
     try:
-        content = yaml.safe_load(text)
+        content = read_yaml(text)
     except yaml.YAMLError as error:
         raise FedbenchError(f"{where} is not YAML: {_one_line(error)}") from None
     if not isinstance(content, dict):
@@ -152,6 +152,10 @@ def change_grid(grid: Grid, changes: Changes) -> tuple[Grid, Settings]:
         if not equals or not values:
             raise FedbenchError(f"--axis {text!r} is not of the form key=value,value.")
         axes[key.strip()] = [parse_value(value) for value in split_list(values)]
+        if not axes[key.strip()]:
+            raise FedbenchError(f"--axis {text!r} has no values.")
+    if both := sorted(settings.keys() & {text.partition("=")[0].strip() for text in changes.axes}):
+        raise FedbenchError(f"--set and --axis both name {both[0]}.", "Give it once.")
     methods = grid.methods
     if changes.methods:
         methods = [_read_method(text) for text in split_list(changes.methods)]
@@ -175,57 +179,77 @@ def _points(grid: Grid, command_line: Settings) -> Iterator[Settings]:
     paper = load_paper(grid.paper) if grid.paper else None
     for task, method, *values in itertools.product(grid.tasks, grid.methods, *grid.axes.values()):
         point = dict(zip(grid.axes, values, strict=True))
-        common = {**(paper.set if paper else {}), **grid.set, **task, **point, **command_line}
-        of_paper = paper.methods.get(method.name, {}) if paper else {}
-        own = {"method": method.name, **method.settings}
-        seen = {**common, **of_paper, **own, **command_line}
-        settings = {
-            **(paper.set if paper else {}),
-            **of_paper,
-            **_overridden(paper.overrides if paper else [], seen),
-            **grid.set,
-            **task,
-            **point,
-            **own,
-            **_overridden(grid.overrides, seen),
-            **command_line,
-        }
-        if any(_matches(excluded, settings) for excluded in grid.exclude):
+        of_paper = _merged(paper.set, paper.methods.get(method.name, {})) if paper else {}
+        of_grid = _merged(grid.set, task, point, {"method": method.name, **method.settings})
+        written = _merged(of_paper, of_grid, command_line)
+        defaults = default_settings(method.name, written.get("partition"))
+        if paper:
+            of_paper = _merged(of_paper, _overridden(paper.overrides, {**defaults, **written}))
+        seen = {**defaults, **_merged(of_paper, of_grid, command_line)}
+        settings = _merged(of_paper, of_grid, _overridden(grid.overrides, seen), command_line)
+        if any(_matches(excluded, {**defaults, **settings}) for excluded in grid.exclude):
             continue
-        yield _without_foreign(_resolved(settings), method.name, explicit={*method.settings})
+        resolved = _with_rounds(settings, defaults)
+        yield _without_foreign(resolved, method.name, explicit={*method.settings})
 
 
-def _resolved(settings: Settings) -> Settings:
-    """Shorthands spelled out: `partition: shards[s=5]`, and rounds from an epoch budget."""
+def _merged(*layers: Mapping[str, Any]) -> Settings:
+    """The layers over each other, the last on top. Rounds and an epoch budget say the same: the upper one wins."""
+    merged: Settings = {}
+    for layer in layers:
+        for one, other in (("rounds", "epoch_budget"), ("epoch_budget", "rounds")):
+            if one in layer and other not in layer:
+                merged.pop(other, None)
+        merged |= _spelled_out(layer)
+    return merged
+
+
+def _spelled_out(layer: Mapping[str, Any]) -> Settings:
+    """`partition: shards[s=5]` as a partition and its settings, in the layer that says so."""
+    if not isinstance(partition := layer.get("partition"), str):
+        return dict(layer)
+    name, inner = parse_selector(partition)
+    return {**inner, **layer, "partition": name}
+
+
+def _with_rounds(settings: Settings, defaults: Settings) -> Settings:
+    """Rounds from an epoch budget, where nobody names rounds."""
     resolved = dict(settings)
-    if isinstance(partition := resolved.get("partition"), str):
-        name, inner = parse_selector(partition)
-        resolved |= {"partition": name, **inner}
     budget = resolved.pop("epoch_budget", None)
-    if budget is not None and resolved.get("rounds") is None:
-        resolved["rounds"] = max(1, int(budget) // int(resolved.get("tau", 1)))
-    return resolved
+    if budget is None or resolved.get("rounds") is not None:
+        return resolved
+    counts = {"epoch_budget": budget, "tau": resolved.get("tau", defaults["tau"])}
+    for key, value in counts.items():
+        if not isinstance(value, int) or value < 1:
+            raise FedbenchError(f"{key} must be a whole number of at least 1 (got {value!r}).")
+    return {**resolved, "rounds": max(1, counts["epoch_budget"] // counts["tau"])}
 
 
 def _without_foreign(settings: Settings, method: str, explicit: set[str]) -> Settings:
     """Drop the settings of other methods that a common layer gives to all (`--set mu=0.1` concerns FedProx only)."""
-    known = known_settings(method, _partition_name(settings))
+    known = known_settings(method, settings.get("partition"))
     return {key: value for key, value in settings.items() if key in known or key in explicit}
 
 
 def _check_keys(written: Grid, changed: Grid, command_line: Settings) -> None:
     """A key that no method, partition or protocol of the grid has is a typo."""
-    layers: list[tuple[str, Mapping[str, Any]]] = [
+    axes = [{key: value} for key, values in changed.axes.items() for value in values]
+    places: list[tuple[str, Mapping[str, Any]]] = [
         ("--set", command_line),
-        ("axes", changed.axes),
+        *(("axes", point) for point in axes),
         ("set", written.set),
         *(("tasks", task) for task in written.tasks),
-        *(("overrides", override.set | override.match) for override in written.overrides),
-        *(("exclude", excluded) for excluded in written.exclude),
+        *(("overrides", override.set) for override in written.overrides),
     ]
-    partitions = {_partition_name(layer) for _, layer in layers}
+    layers = [(place, _spelled_out(layer)) for place, layer in places]
+    for place, layer in layers:
+        if "method" in layer:
+            raise FedbenchError(f"grid {written.name}, {place}: method is not a setting.", "Use `methods`.")
+    partitions = {layer.get("partition") for _, layer in layers} | {None}
     if written.paper:
-        partitions.add(_partition_name(load_paper(written.paper).set))
+        partitions.add(_spelled_out(load_paper(written.paper).set).get("partition"))
+    layers += [("overrides", override.match) for override in written.overrides]
+    layers += [("exclude", dict(excluded)) for excluded in written.exclude]
     known = {"epoch_budget"}.union(
         *(
             known_settings(method.name, partition)
@@ -239,11 +263,6 @@ def _check_keys(written: Grid, changed: Grid, command_line: Settings) -> None:
                 raise FedbenchError(
                     f"grid {written.name}, {place}: unknown setting {key!r}.", did_you_mean(str(key), known)
                 )
-
-
-def _partition_name(settings: Mapping[str, Any]) -> str:
-    partition = settings.get("partition", TaskSpec.model_fields["partition"].default)
-    return parse_selector(str(partition))[0]
 
 
 def _overridden(overrides: Sequence[Override], settings: Settings) -> Settings:

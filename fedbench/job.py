@@ -9,11 +9,15 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from fedbench.errors import FedbenchError, did_you_mean, explain
+
+if TYPE_CHECKING:
+    from fedbench.algorithm import Algorithm
+    from fedbench.partition import Partition
 
 ENGINE_VERSION = 1
 """Part of every job key: raise it when the engine's results change, or when a default below changes."""
@@ -34,6 +38,9 @@ class TaskSpec(Frozen):
     model: str = Field("dnn100", description="network architecture")
     normalize: str = Field("half", description="pixel scaling: half is (x - 0.5) / 0.5")
     train_part: Literal["all", "body"] = Field("all", description="what is trained: the whole network or its body")
+    norm: Literal["bn_nostats", "bn_stats", "gn"] = Field(
+        "bn_nostats", description="normalisation layers: BatchNorm without or with running statistics, GroupNorm(2)"
+    )
 
 
 class Protocol(Frozen):
@@ -120,19 +127,16 @@ class _Identity(Frozen):
 
 def build_job(settings: Mapping[str, Any]) -> JobSpec:
     """Validate flat settings into a JobSpec; raises FedbenchError that names the wrong key and the way out."""
-    from fedbench.algorithm import methods  # imports torch: only what builds jobs pays for it
     from fedbench.dataset import datasets
     from fedbench.models import check_model
-    from fedbench.partition import get_partition
 
     for needed, where in (("method", "methods"), ("dataset", "tasks")):
         if needed not in settings:
             raise FedbenchError(f"the job has no {needed}.", f"Name one under `{where}` in the grid.")
-    algorithm = methods.get(str(settings["method"]))
+    algorithm, partition = _parts(str(settings["method"]), settings.get("partition"))
     dataset = datasets.get(str(settings["dataset"]))
-    partition = get_partition(str(settings.get("partition", TaskSpec.model_fields["partition"].default)))
 
-    sections = (_Identity, TaskSpec, Protocol, partition.Params, algorithm.Params)
+    sections = _sections(algorithm.Params, partition.Params)
     owner = _owners(sections)
     values: dict[type[BaseModel], dict[str, Any]] = {section: {} for section in sections}
     for key, value in {**algorithm.defaults, **settings}.items():
@@ -150,8 +154,7 @@ def build_job(settings: Mapping[str, Any]) -> JobSpec:
     check_model(task.model)
     partition(cut).check(dataset)
 
-    defaults = {name: field.default for section in sections for name, field in section.model_fields.items()}
-    defaults |= algorithm.defaults
+    defaults = _defaults(sections) | algorithm.defaults
     flat = {k: v for part in (task, protocol, cut, params) for k, v in part.model_dump(mode="json").items()}
     return JobSpec(
         method=identity.method,
@@ -161,16 +164,35 @@ def build_job(settings: Mapping[str, Any]) -> JobSpec:
         partition_params=cut.model_dump(mode="json"),
         protocol=protocol,
         seed=identity.seed,
-        changed={k: v for k, v in flat.items() if k != "dataset" and v != defaults[k]},
+        changed={k: v for k, v in flat.items() if k != "dataset" and (k not in defaults or v != defaults[k])},
     )
 
 
-def known_settings(method: str, partition: str) -> set[str]:
+def default_settings(method: str, partition: str | None = None) -> dict[str, Any]:
+    """The settings of a job of this method and partition for which nobody says anything."""
+    algorithm, cut = _parts(method, partition)
+    return _defaults(_sections(algorithm.Params, cut.Params)) | algorithm.defaults
+
+
+def known_settings(method: str, partition: str | None = None) -> set[str]:
     """The names of all settings that a job of this method and partition has."""
-    from fedbench.algorithm import methods
+    algorithm, cut = _parts(method, partition)
+    return set(_owners(_sections(algorithm.Params, cut.Params)))
+
+
+def _parts(method: str, partition: str | None) -> tuple[type[Algorithm], type[Partition]]:
+    from fedbench.algorithm import methods  # imports torch: only what builds jobs pays for it
     from fedbench.partition import get_partition
 
-    return set(_owners((_Identity, TaskSpec, Protocol, get_partition(partition).Params, methods.get(method).Params)))
+    return methods.get(method), get_partition(str(partition or TaskSpec.model_fields["partition"].default))
+
+
+def _sections(params: type[BaseModel], cut: type[BaseModel]) -> tuple[type[BaseModel], ...]:
+    return (_Identity, TaskSpec, Protocol, cut, params)
+
+
+def _defaults(sections: tuple[type[BaseModel], ...]) -> dict[str, Any]:
+    return {name: f.default for section in sections for name, f in section.model_fields.items() if not f.is_required()}
 
 
 def _owners(sections: tuple[type[BaseModel], ...]) -> dict[str, type[BaseModel]]:

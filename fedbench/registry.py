@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.metadata
+import importlib.util
 import inspect
 import os
 import pkgutil
@@ -17,6 +18,7 @@ from typing import Generic, TypeVar
 from fedbench.errors import FedbenchError, did_you_mean
 
 T = TypeVar("T")
+_PACKAGES = ("fedbench.algorithms", "fedbench.datasets")
 
 
 class Registry(Generic[T]):
@@ -38,7 +40,12 @@ class Registry(Generic[T]):
         if name in (folder := self._from_folders()):
             return folder[name]
         if name in (points := self._entry_points()):
-            loaded = points[name].load()
+            try:
+                loaded = points[name].load()
+            except Exception as error:
+                raise FedbenchError(
+                    f"the entry point {name!r} does not load: {type(error).__name__}: {error}"
+                ) from error
             if not (inspect.isclass(loaded) and issubclass(loaded, self._base)):
                 raise FedbenchError(f"the entry point {name!r} is not a {self._kind}")
             return loaded
@@ -58,6 +65,8 @@ class Registry(Generic[T]):
                 # As part of the package, so that `from .fedavg import FedAvg` works in a user's file too.
                 package.__path__.append(str(folder))
             for module in pkgutil.iter_modules([str(folder)]):
+                if module.name.startswith("_"):
+                    continue
                 if module.name in self._builtin():
                     raise FedbenchError(
                         f"{folder / module.name}.py has the name of a built-in {self._kind}.",
@@ -77,11 +86,15 @@ class Registry(Generic[T]):
             module = importlib.import_module(module_name)
         except FedbenchError:
             raise
+        except ModuleNotFoundError as error:
+            # A relative import of the other kind's plugins: the file is no plugin of this kind.
+            package, _, leaf = (error.name or "").rpartition(".")
+            others = [name for name in _PACKAGES if name != self._package]
+            if package == self._package and any(importlib.util.find_spec(f"{other}.{leaf}") for other in others):
+                raise _NoPluginError(f"{module_name} belongs to another kind") from error
+            raise self._does_not_load(module_name, error) from error
         except Exception as error:
-            raise FedbenchError(
-                f"the {self._kind} file {module_name.rpartition('.')[2]}.py does not load: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            raise self._does_not_load(module_name, error) from error
         classes = [
             value
             for value in vars(module).values()
@@ -96,6 +109,10 @@ class Registry(Generic[T]):
             names = ", ".join(cls.__name__ for cls in classes)
             raise FedbenchError(f"{module_name} defines several {self._kind}s ({names}); one file is one plugin")
         return classes[0]
+
+    def _does_not_load(self, module_name: str, error: Exception) -> FedbenchError:
+        file = f"{module_name.rpartition('.')[2]}.py"
+        return FedbenchError(f"the {self._kind} file {file} does not load: {type(error).__name__}: {error}")
 
 
 class _NoPluginError(FedbenchError):

@@ -9,22 +9,34 @@ import yaml
 
 from fedbench.errors import FedbenchError
 
+
+class _Loader(yaml.SafeLoader):
+    """YAML 1.1 reads 1e-3 as text; everyone else reads a number."""
+
+
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
+)
+
 _SELECTOR = re.compile(r"^\s*(?P<name>[^\[\]=,\s]+)\s*(?:\[(?P<settings>[^\[\]]*)\])?\s*$")
+
+
+def read_yaml(text: str) -> Any:
+    """The content of YAML text; raises yaml.YAMLError, also where PyYAML lets a ValueError through (a 13th month)."""
+    try:
+        return yaml.load(text, _Loader)
+    except ValueError as error:
+        raise yaml.YAMLError(str(error)) from None
 
 
 def parse_value(text: str) -> Any:
     """A scalar as YAML reads it (`0.01`, `true`, `1e-3`, `block`); raises FedbenchError for anything else."""
     try:
-        value = yaml.safe_load(text)
+        value = read_yaml(text)
     except yaml.YAMLError:
         value = {}
-    if isinstance(value, (dict, list)):
+    if isinstance(value, (dict, list, set)):
         raise FedbenchError(f"{text!r} is not a plain value.")
-    if isinstance(value, str):  # YAML 1.1 reads 1e-3 as text; everyone else reads a number
-        try:
-            return float(value)
-        except ValueError:
-            return value
     return value
 
 

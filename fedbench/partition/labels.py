@@ -17,7 +17,7 @@ class LabelsParams(Frozen):
     size: str = Field("small", description="samples per class and client: small, medium or large")
     labels_per_client: int = Field(5, ge=1)
     labels: Literal["block", "shift", "random"] = Field(
-        "block", description="which labels client i has: (5i+j) mod C, (i+j) mod C, or a random set"
+        "block", description="labels of client i, j < k = labels_per_client: (k i + j) mod C, (i + j) mod C, or random"
     )
     stratified: bool = Field(True, description="exact counts per class; false: the client's pool is shuffled and cut")
 
@@ -65,6 +65,12 @@ class Labels(Partition):
     def _label_sets(self, classes: int, clients: int, rng: np.random.Generator) -> list[list[int]]:
         k = self.params.labels_per_client
         if self.params.labels == "random":
-            return [sorted(int(label) for label in rng.choice(classes, k, replace=False)) for _ in range(clients)]
+            # the labels with the fewest owners so far, at random among equals: no class runs out before the others
+            owners, sets = np.zeros(classes, dtype=np.int64), []
+            for _ in range(clients):
+                own = np.sort(np.lexsort((rng.random(classes), owners))[:k])
+                owners[own] += 1
+                sets.append(own.tolist())
+            return sets
         stride = k if self.params.labels == "block" else 1
         return [[(stride * client + j) % classes for j in range(k)] for client in range(clients)]
