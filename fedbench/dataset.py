@@ -28,17 +28,24 @@ class DataError(FedbenchError):
 
 @dataclass(frozen=True)
 class Arrays:
-    """Decoded content: `x` is [n, channels, height, width], `y` [n]; the first `n_train` are official training data."""
+    """Decoded content: `x` is [n, channels, height, width], `y` [n]; the first `n_train` are official training data.
 
-    x: NDArray[np.uint8]
+    Images are bytes; tables of numbers may be float32. `group` says which source a sample came from where there are
+    several: the half of a pair, the kind of corruption, the natural client.
+    """
+
+    x: NDArray[np.uint8] | NDArray[np.float32]
     y: NDArray[np.int64]
     n_train: int
+    group: NDArray[np.int64] | None = None
 
     def sha256(self) -> str:
         """Hash of pixels and labels, whatever files they came from."""
         digest = hashlib.sha256(f"{self.x.shape}{self.n_train}".encode())
         digest.update(np.ascontiguousarray(self.x).data)
-        digest.update(np.ascontiguousarray(self.y, dtype="<i8").data)
+        for labels in (self.y, self.group):
+            if labels is not None:
+                digest.update(np.ascontiguousarray(labels, dtype="<i8").data)
         return digest.hexdigest()
 
 
@@ -168,19 +175,21 @@ def _open_cache(folder: Path) -> Arrays | None:
         x = np.load(folder / "x.npy", mmap_mode="c")
         y = np.load(folder / "y.npy")
         n_train = int(np.load(folder / "n_train.npy"))
+        group = np.load(folder / "group.npy") if (folder / "group.npy").exists() else None
     except Exception as error:  # numpy's readers raise whatever the damage makes them meet
         raise DataError(f"the cache {folder} is damaged: {error}", f"Delete the folder {folder}.") from None
-    if (x.dtype, y.dtype) != (np.uint8, np.int64):
+    if x.dtype not in (np.uint8, np.float32) or y.dtype != np.int64:
         raise DataError(
             f"the cache {folder} is damaged: it holds {x.dtype} and {y.dtype}", f"Delete the folder {folder}."
         )
-    return Arrays(x, y, n_train)
+    return Arrays(x, y, n_train, group)
 
 
 def _write_cache(folder: Path, arrays: Arrays) -> None:
     """Whole or not at all: written beside its place and renamed."""
     partial = folder.with_name(f"{folder.name}.partial")
     partial.mkdir(exist_ok=True)
-    for name, array in (("x", arrays.x), ("y", arrays.y), ("n_train", np.int64(arrays.n_train))):
-        np.save(partial / f"{name}.npy", array)
+    for name, array in vars(arrays).items():
+        if array is not None:
+            np.save(partial / f"{name}.npy", array)
     partial.rename(folder)

@@ -88,18 +88,17 @@ class ClientData:
 def cut(job: JobSpec, root: Path | None = None) -> tuple[type[Dataset], Arrays, Split]:
     """The job's data set, its content, and who has what of it. Raises FedbenchError when that cannot be."""
     dataset = datasets.get(job.task.dataset)
-    arrays = load_arrays(dataset, root or data_root())
-    partition = get_partition(job.task.partition)
-    params = partition.Params.model_validate(job.partition_params)
-    rng = numpy_rng(job.seed, "partition")
-    return dataset, arrays, partition(params).split(arrays.y, arrays.n_train, dataset, job.task.clients, rng)
+    partition_class = get_partition(job.task.partition)
+    partition = partition_class(partition_class.Params.model_validate(job.partition_params))
+    arrays = partition.prepare(load_arrays(dataset, root or data_root()), dataset)
+    return dataset, arrays, partition.split(arrays, dataset, job.task.clients, numpy_rng(job.seed, "partition"))
 
 
 def check_tasks(jobs: Iterable[JobSpec], root: Path) -> None:
     """Try every data set, partition and model of these jobs once, so that a mistake shows before anything runs."""
     seen = set()
     for job in jobs:
-        if (content := canonical_json([job.task.model_dump(), job.partition_params])) not in seen:
+        if (content := canonical_json([job.task.model_dump(), job.partition_params, job.seed])) not in seen:
             seen.add(content)
             dataset, arrays, _ = cut(job, root)
             build_model(job.task.model, dataset.shape, dataset.classes)

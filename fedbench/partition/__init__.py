@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel
 
-from fedbench.dataset import Dataset
+from fedbench.dataset import Arrays, Dataset
 from fedbench.errors import FedbenchError, did_you_mean
 
 Indices = NDArray[np.int64]
@@ -26,6 +26,8 @@ class Split:
 
     train: list[Indices]
     test: list[Indices]
+    newcomers: tuple[int, ...] = ()
+    """Clients that never take part in training: they meet the trained model afterwards."""
 
     def sha256(self) -> str:
         """Names the split: two runs with the same hash saw the same clients."""
@@ -49,11 +51,13 @@ class Partition(ABC):
         """Raises FedbenchError when the parameters cannot fit the data set; called before any data is read."""
         return
 
+    def prepare(self, arrays: Arrays, dataset: type[Dataset]) -> Arrays:
+        """The data as the clients see it: a partition that changes images (reversed copies) returns new arrays."""
+        return arrays
+
     @abstractmethod
-    def split(
-        self, labels: Indices, n_train: int, dataset: type[Dataset], clients: int, rng: np.random.Generator
-    ) -> Split:
-        """Cut; `labels` are of the pooled data. Raises FedbenchError when there is not enough data."""
+    def split(self, arrays: Arrays, dataset: type[Dataset], clients: int, rng: np.random.Generator) -> Split:
+        """Cut prepared data into clients. Raises FedbenchError when there is not enough of it."""
 
 
 def partition_names() -> list[str]:

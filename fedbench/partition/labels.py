@@ -7,10 +7,10 @@ from typing import Literal
 import numpy as np
 from pydantic import Field
 
-from fedbench.dataset import Dataset
+from fedbench.dataset import Arrays, Dataset
 from fedbench.errors import FedbenchError, did_you_mean
 from fedbench.job import Frozen
-from fedbench.partition import Indices, Partition, Split
+from fedbench.partition import Partition, Split
 
 
 class LabelsParams(Frozen):
@@ -35,13 +35,11 @@ class Labels(Partition):
         if k > dataset.classes:
             raise FedbenchError(f"labels_per_client is {k}, but {dataset.name()} has only {dataset.classes} classes.")
 
-    def split(
-        self, labels: Indices, n_train: int, dataset: type[Dataset], clients: int, rng: np.random.Generator
-    ) -> Split:
+    def split(self, arrays: Arrays, dataset: type[Dataset], clients: int, rng: np.random.Generator) -> Split:
         self.check(dataset)
         n_fit, n_test = dataset.sizes[self.params.size]
         # official training data first, in file order; each class is consumed from the front
-        left = {label: np.flatnonzero(labels == label) for label in range(dataset.classes)}
+        left = {label: np.flatnonzero(arrays.y == label) for label in range(dataset.classes)}
         train, test = [], []
         for own in self._label_sets(dataset.classes, clients, rng):
             fit_parts, test_parts = [], []

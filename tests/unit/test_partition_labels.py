@@ -55,7 +55,8 @@ def cut(
     labels: Indices, dataset: type[Dataset], clients: int, /, *, rng: np.random.Generator | None = None, **params: Any
 ) -> Split:
     partition = Labels(LabelsParams(**params))
-    return partition.split(labels, len(labels), dataset, clients, rng or np.random.default_rng(0))
+    images = np.zeros((len(labels), 1, 1, 1), dtype=np.uint8)  # a partition looks at labels only
+    return partition.split(Arrays(images, labels, len(labels)), dataset, clients, rng or np.random.default_rng(0))
 
 
 def counts(labels: Indices, part: Indices) -> dict[int, int]:
