@@ -179,21 +179,21 @@ def _points(grid: Grid, command_line: Settings) -> Iterator[Settings]:
     paper = load_paper(grid.paper) if grid.paper else None
     for task, method, *values in itertools.product(grid.tasks, grid.methods, *grid.axes.values()):
         point = dict(zip(grid.axes, values, strict=True))
-        of_paper = _merged(paper.set, paper.methods.get(method.name, {})) if paper else {}
-        of_grid = _merged(grid.set, task, point, {"method": method.name, **method.settings})
-        written = _merged(of_paper, of_grid, command_line)
+        of_paper = merge_layers(paper.set, paper.methods.get(method.name, {})) if paper else {}
+        of_grid = merge_layers(grid.set, task, point, {"method": method.name, **method.settings})
+        written = merge_layers(of_paper, of_grid, command_line)
         defaults = default_settings(method.name, written.get("partition"))
         if paper:
-            of_paper = _merged(of_paper, _overridden(paper.overrides, {**defaults, **written}))
-        seen = {**defaults, **_merged(of_paper, of_grid, command_line)}
-        settings = _merged(of_paper, of_grid, _overridden(grid.overrides, seen), command_line)
-        if any(_matches(excluded, {**defaults, **settings}) for excluded in grid.exclude):
+            of_paper = merge_layers(of_paper, _overridden(paper.overrides, {**defaults, **written}))
+        seen = {**defaults, **merge_layers(of_paper, of_grid, command_line)}
+        settings = merge_layers(of_paper, of_grid, _overridden(grid.overrides, seen), command_line)
+        if any(matches(excluded, {**defaults, **settings}) for excluded in grid.exclude):
             continue
         resolved = _with_rounds(settings, defaults)
         yield _without_foreign(resolved, method.name, explicit={*method.settings})
 
 
-def _merged(*layers: Mapping[str, Any]) -> Settings:
+def merge_layers(*layers: Mapping[str, Any]) -> Settings:
     """The layers over each other, the last on top. Rounds and an epoch budget say the same: the upper one wins."""
     merged: Settings = {}
     for layer in layers:
@@ -266,10 +266,11 @@ def _check_keys(written: Grid, changed: Grid, command_line: Settings) -> None:
 
 
 def _overridden(overrides: Sequence[Override], settings: Settings) -> Settings:
-    return {k: v for override in overrides if _matches(override.match, settings) for k, v in override.set.items()}
+    return {k: v for override in overrides if matches(override.match, settings) for k, v in override.set.items()}
 
 
-def _matches(pattern: Mapping[str, Any], settings: Settings) -> bool:
+def matches(pattern: Mapping[str, Any], settings: Mapping[str, Any]) -> bool:
+    """Whether every setting of the pattern is the given one, or one of a list."""
     return all(
         settings.get(key) in wanted if isinstance(wanted, list) else settings.get(key) == wanted
         for key, wanted in pattern.items()
