@@ -1,50 +1,44 @@
-"""Convolutional networks. The body is everything but the last linear layer."""
+"""Plain convolutional networks: valid 5x5 convolutions, no normalisation. The body is all but the last linear layer."""
 
 from __future__ import annotations
 
 from torch import nn
 
-from fedbench.errors import FedbenchError
-
-Shape = tuple[int, int, int]
-
-
-def _needs_32x32(name: str, shape: Shape) -> None:
-    if shape[1:] != (32, 32):
-        raise FedbenchError(f"{name} is for 32x32 images, not {shape[1]}x{shape[2]}.", "Use dnn100 or mlp256.")
+from fedbench.models.dropout import Dropout
+from fedbench.models.mlp import classifier
+from fedbench.models.shape import Shape, require_side
 
 
-def cnn5(shape: Shape, classes: int) -> nn.Module:
-    """FedRep's five layers: two valid 5x5 convolutions and three linear layers."""
-    _needs_32x32("cnn5", shape)
-    return nn.Sequential(
-        nn.Conv2d(shape[0], 64, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Conv2d(64, 64, 5),
-        nn.ReLU(),
-        nn.MaxPool2d(2),
-        nn.Flatten(),
-        nn.Linear(1600, 120),
-        nn.ReLU(),
-        nn.Linear(120, 64),
-        nn.ReLU(),
-        nn.Linear(64, classes),
-    )
+def _stage(before: int, after: int) -> list[nn.Module]:
+    return [nn.Conv2d(before, after, 5), nn.ReLU(), nn.MaxPool2d(2)]
 
 
-def vgg_s(shape: Shape, classes: int) -> nn.Module:
-    """pFedMe's VGG scaled to five blocks; BatchNorm on batch statistics, because averages of running ones mislead."""
-    _needs_32x32("vgg_s", shape)
-    layers: list[nn.Module] = []
-    channels = shape[0]
-    for width in (16, 32, 64, 128, 128):
-        layers += [
-            nn.Conv2d(channels, width, 3, padding=1),
-            nn.BatchNorm2d(width, track_running_stats=False),
-            nn.ReLU(),
-            nn.MaxPool2d(2),
-        ]
-        channels = width
-    layers += [nn.Flatten(), nn.Linear(128, 128), nn.ReLU(), nn.Linear(128, 128), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(128, classes))
+def cnn5(shape: Shape, classes: int) -> nn.Sequential:
+    """FedRep's five layers for CIFAR-10."""
+    require_side("cnn5", shape, 32)
+    return nn.Sequential(*_stage(shape[0], 64), *_stage(64, 64), *classifier(1600, 120, 64, classes))
+
+
+def cnn5_100(shape: Shape, classes: int) -> nn.Sequential:
+    """FedRep's five layers for CIFAR-100, with dropout before the head."""
+    require_side("cnn5_100", shape, 32)
+    *hidden, head = classifier(3200, 256, 128, classes)
+    return nn.Sequential(*_stage(shape[0], 64), *_stage(64, 128), *hidden, Dropout(0.6), head)
+
+
+def lenet(shape: Shape, classes: int) -> nn.Sequential:
+    """The network of BPFed's repository for CIFAR-10."""
+    require_side("lenet", shape, 32)
+    return nn.Sequential(*_stage(shape[0], 6), *_stage(6, 16), *classifier(400, 120, 84, classes))
+
+
+def lenet_nopool2(shape: Shape, classes: int) -> nn.Sequential:
+    """LeNet as that repository has it for its Bayesian methods: without the second pooling."""
+    require_side("lenet_nopool2", shape, 32)
+    return nn.Sequential(*_stage(shape[0], 6), nn.Conv2d(6, 16, 5), nn.ReLU(), *classifier(1600, 120, 84, classes))
+
+
+def convnet_emnist(shape: Shape, classes: int) -> nn.Sequential:
+    """FedEM's network for EMNIST, read as FedHB's "standard ConvNet with two hidden layers"."""
+    require_side("convnet_emnist", shape, 28)
+    return nn.Sequential(*_stage(shape[0], 32), *_stage(32, 64), *classifier(1024, 2048, classes))

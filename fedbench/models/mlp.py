@@ -7,24 +7,34 @@ from math import prod
 
 from torch import nn
 
-Shape = tuple[int, int, int]
+from fedbench.models.shape import Shape
 
 
-def _mlp(shape: Shape, hidden: tuple[int, ...], classes: int) -> nn.Module:
-    widths = (prod(shape), *hidden)
+def classifier(*widths: int) -> list[nn.Module]:
+    """Linear layers of these widths on flattened inputs, with ReLU between them; the last one is the head."""
     layers: list[nn.Module] = [nn.Flatten()]
-    for before, after in pairwise(widths):
+    for before, after in pairwise(widths[:-1]):
         layers += [nn.Linear(before, after), nn.ReLU()]
-    return nn.Sequential(*layers, nn.Linear(widths[-1], classes))
+    return [*layers, nn.Linear(widths[-2], widths[-1])]
 
 
-def logreg(shape: Shape, classes: int) -> nn.Module:
-    return _mlp(shape, (), classes)
+def logreg(shape: Shape, classes: int) -> nn.Sequential:
+    return nn.Sequential(*classifier(prod(shape), classes))
 
 
-def dnn100(shape: Shape, classes: int) -> nn.Module:
-    return _mlp(shape, (100,), classes)
+def dnn100(shape: Shape, classes: int) -> nn.Sequential:
+    return nn.Sequential(*classifier(prod(shape), 100, classes))
 
 
-def mlp256(shape: Shape, classes: int) -> nn.Module:
-    return _mlp(shape, (256,), classes)
+def mlp256(shape: Shape, classes: int) -> nn.Sequential:
+    return nn.Sequential(*classifier(prod(shape), 256, classes))
+
+
+def mlp2(shape: Shape, classes: int) -> nn.Sequential:
+    """FedABML's network for EMNIST, read as two hidden layers."""
+    return nn.Sequential(*classifier(prod(shape), 200, 200, classes))
+
+
+def mlp_fedrep(shape: Shape, classes: int) -> nn.Sequential:
+    """FedRep's network for EMNIST: the other reading of FedABML's."""
+    return nn.Sequential(*classifier(prod(shape), 512, 256, 64, classes))

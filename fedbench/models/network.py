@@ -1,7 +1,8 @@
 """A module whose parameters and gradients are views of two flat buffers.
 
 Methods work on one vector, the forward pass stays the plain module's. Convolution weights lie channels-last in the
-buffer, which is 1.8 times faster on CPU. The head (last child) comes last, so that body and head are slices.
+buffer, which is 1.8 times faster on CPU. The head (last child) comes last, so that body and head are slices. Running
+statistics of batch norms lie in the buffer beside their layer's parameters, so that servers average them like weights.
 """
 
 from __future__ import annotations
@@ -9,7 +10,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.GroupNorm, nn.LayerNorm)
+from fedbench.models.dropout import Dropout
+
+_BATCH_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d)
+_NORMS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm)
 
 
 class Network:
@@ -17,75 +21,124 @@ class Network:
 
     def __init__(self, module: nn.Sequential, device: torch.device, *, trained: str = "all") -> None:
         self.module = module.to(device)
-        parameters = list(module.parameters())
-        d = sum(p.numel() for p in parameters)
+        layers = list(module.modules())
+        contents = [(layer, value) for layer in layers for value in _values(layer)]
+        size = sum(value.numel() for _, value in contents)
         d_head = sum(p.numel() for p in module[-1].parameters())
-        self.flat = torch.zeros(d, device=device)
-        self._flat_grad = torch.zeros(d, device=device)
+        self.flat = torch.zeros(size, device=device)
+        self._flat_grad = torch.zeros(size, device=device)
         offset = 0
-        for p in parameters:
-            p.data = _view(self.flat, offset, p)
-            p.grad = _view(self._flat_grad, offset, p)
-            offset += p.numel()
-        self.body = slice(0, d - d_head)
-        self.head = slice(d - d_head, d)
-        part = self.body if trained == "body" else slice(0, d)
-        # What methods see as *the* parameters; a frozen head stays where it is in `flat`.
-        self.vector = nn.Parameter(self.flat[part], requires_grad=False)
-        self.vector.grad = self._flat_grad[part]
-        self.norm_mask = self._norm_coordinates()[part]
-        """True at the affine parameters of normalisation layers."""
-        self.uses_batch_statistics = any(
-            isinstance(m, (nn.BatchNorm1d, nn.BatchNorm2d)) and not m.track_running_stats for m in module.modules()
-        )
-        self._channels_last = any(isinstance(m, nn.Conv2d) for m in module.modules())
+        for _, value in contents:
+            value.data = _view(self.flat, offset, value)
+            if isinstance(value, nn.Parameter):
+                value.grad = _view(self._flat_grad, offset, value)
+            offset += value.numel()
+        self.body = slice(0, size - d_head)
+        self.head = slice(size - d_head, size)
+        self._frozen_head = self.flat[self.head].clone()
+        self.whole = _parameter(self.flat, self._flat_grad)
+        """All of the network, with its gradient; what personalisation trains where the head was frozen."""
+        part = self.body if trained == "body" else slice(0, size)
+        self.vector = _parameter(self.flat[part], self._flat_grad[part])
+        """What methods see as *the* parameters."""
+        self.norm_mask = torch.cat([_filled(value, isinstance(layer, _NORMS)) for layer, value in contents])[part]
+        """True at the affine parameters and the running statistics of normalisation layers."""
+        self.n_parameters = self.d - sum(s.numel() for layer in layers for s in _statistics(layer))
+        """Length of the trained vector without running statistics."""
+        self.uses_batch_statistics = any(isinstance(m, _BATCH_NORMS) and not m.track_running_stats for m in layers)
+        """Whether a prediction depends on the other images of its batch."""
+        self._with_modes = [m for m in layers if isinstance(m, Dropout) or _statistics(m)]
+        self._channels_last = any(isinstance(m, nn.Conv2d) for m in layers)
 
     @property
     def d(self) -> int:
-        """Number of trained parameters."""
+        """Length of the trained vector."""
         return self.vector.numel()
 
     @property
+    def keeps_statistics(self) -> bool:
+        """Whether the vector holds running statistics, which training moves without a gradient."""
+        return self.n_parameters < self.d
+
+    @property
     def grad(self) -> Tensor:
-        """Gradient of the trained parameters after `backward`; a view that methods may add to."""
+        """Gradient of the trained vector after `backward`, 0 at running statistics; a view that methods may add to."""
         grad = self.vector.grad
         assert grad is not None
         return grad
 
     def load(self, vector: Tensor) -> None:
-        """Copy a vector of trained parameters into the network."""
-        self.vector.copy_(vector)
+        """Copy a trained vector into the network, with the frozen head beside it, or a vector of the whole network."""
+        if vector.numel() == self.flat.numel():
+            self.flat.copy_(vector)
+        else:
+            self.vector.copy_(vector.view_as(self.vector))  # refuses another length, where copy_ would repeat one value
+            self.flat[self.head] = self._frozen_head  # a whole network may have been here before
+
+    def extended(self, vector: Tensor) -> Tensor:
+        """The vector of the whole network: a trained vector and the frozen head, if there is one."""
+        if vector.numel() == self.flat.numel():
+            return vector
+        return torch.cat([vector, self._frozen_head])
 
     def zero_grad(self) -> None:
         self._flat_grad.zero_()
 
-    def logits(self, x: Tensor) -> Tensor:
+    def use_generator(self, generator: torch.Generator) -> None:
+        """Draw the dropout masks of the next training passes from this generator."""
+        for layer in self._with_modes:
+            if isinstance(layer, Dropout):
+                layer.generator = generator
+
+    def logits(self, x: Tensor, training: bool = False) -> Tensor:
+        """Outputs for these images; in training with dropout, and with running statistics moved towards the batch's."""
+        for layer in self._with_modes:
+            layer.training = training
         if self._channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
         out: Tensor = self.module(x)
         return out
 
     def initialise(self, generator: torch.Generator) -> None:
-        """PyTorch's default initialisation, drawn from the given generator: U(-1/sqrt(fan_in), 1/sqrt(fan_in))."""
-        for module in self.module.modules():
-            if isinstance(module, (nn.Linear, nn.Conv2d)):
-                bound = module.weight[0].numel() ** -0.5
-                for p in (module.weight, module.bias):
+        """PyTorch's default initialisation, drawn from the given generator: U(-1/sqrt(fan_in), 1/sqrt(fan_in)).
+
+        Norms start as the identity; what belongs to no layer, a log precision, starts at 0. This fixes the frozen head.
+        """
+        self.flat.zero_()
+        for layer in self.module.modules():
+            if isinstance(layer, (nn.Linear, nn.Conv2d)):
+                bound = layer.weight[0].numel() ** -0.5
+                for p in (layer.weight, layer.bias):
                     if p is not None:
                         drawn = torch.empty(p.shape).uniform_(-bound, bound, generator=generator)
                         p.data.copy_(drawn)
-            elif isinstance(module, _NORMS):
-                module.weight.data.fill_(1.0)
-                module.bias.data.zero_()
+            elif isinstance(layer, _NORMS):
+                layer.weight.data.fill_(1.0)
+                for variance in _statistics(layer)[1:]:
+                    variance.fill_(1.0)
+        self._frozen_head.copy_(self.flat[self.head])
 
-    def _norm_coordinates(self) -> Tensor:
-        mask = torch.zeros_like(self.flat, dtype=torch.bool)
-        norm_parameters = {id(p) for m in self.module.modules() if isinstance(m, _NORMS) for p in m.parameters()}
-        offset = 0
-        for p in self.module.parameters():
-            mask[offset : offset + p.numel()] = id(p) in norm_parameters
-            offset += p.numel()
-        return mask
+
+def _values(layer: nn.Module) -> list[Tensor]:
+    """What a layer itself has in the flat buffer."""
+    return [*layer.parameters(recurse=False), *_statistics(layer)]
+
+
+def _statistics(layer: nn.Module) -> list[Tensor]:
+    """Running mean and variance of a batch norm that keeps them."""
+    if not isinstance(layer, _BATCH_NORMS) or layer.running_mean is None or layer.running_var is None:
+        return []
+    return [layer.running_mean, layer.running_var]
+
+
+def _parameter(value: Tensor, grad: Tensor) -> nn.Parameter:
+    parameter = nn.Parameter(value, requires_grad=False)
+    parameter.grad = grad
+    return parameter
+
+
+def _filled(like: Tensor, value: bool) -> Tensor:
+    return torch.full((like.numel(),), value, device=like.device)
 
 
 def _view(flat: Tensor, offset: int, like: Tensor) -> Tensor:
