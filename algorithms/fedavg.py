@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from fedbench.algorithm import Algorithm, Ctx, Message, State, Upload
 from fedbench.task import ClientData
-from fedbench.training import average, local_sgd
+from fedbench.training import average, fine_tune, local_sgd
 
 
 class FedAvg(Algorithm):
@@ -21,3 +21,9 @@ class FedAvg(Algorithm):
 
     def aggregate(self, server: State, uploads: Iterable[Upload], ctx: Ctx) -> State:
         return average(server, uploads, ctx)
+
+    def personal_model(
+        self, server: State, memory: State, data: ClientData, ctx: Ctx, epochs: int | None
+    ) -> State | None:
+        """The server's model, fine-tuned (+FT)."""
+        return None if epochs is None else {"w": fine_tune(server["w"], data, ctx, epochs)}

@@ -31,9 +31,8 @@ class Local(Algorithm):
 
     def select(self, server: State, polls: Mapping[int, Message], ctx: Ctx) -> Cohort:
         """All clients, in the first rounds of the run, until the budget is spent."""
-        everyone = tuple(range(ctx.task.clients))
         rounds = {"expected": max(1, round(ctx.protocol.f * ctx.rounds)), "full": ctx.rounds, "one_round": 1}
-        return Cohort(train=everyone if ctx.round <= rounds[self.params.budget] else (), report=())
+        return Cohort(train=ctx.task.members if ctx.round <= rounds[self.params.budget] else (), report=())
 
     def update(self, down: Message, memory: State, data: ClientData, ctx: Ctx) -> tuple[Message, State]:
         w, kept = local_sgd(memory["w"], data, ctx, memory)
@@ -45,5 +44,7 @@ class Local(Algorithm):
     def global_model(self, server: State, memory: State, data: ClientData, ctx: Ctx) -> State | None:
         return None
 
-    def personal_model(self, server: State, memory: State, data: ClientData, ctx: Ctx, epochs: int) -> State | None:
+    def personal_model(
+        self, server: State, memory: State, data: ClientData, ctx: Ctx, epochs: int | None
+    ) -> State | None:
         return memory

@@ -61,7 +61,7 @@ class PFedBayes(Algorithm):
 
     def init_server(self, ctx: Ctx) -> State:
         p = self.params
-        return initial_gaussian(ctx.task.net, p.rho0, p.mu_std, p.bayes_norm, ctx.rng("init_gaussian"))
+        return initial_gaussian(ctx, p.rho0, p.mu_std, p.bayes_norm)
 
     def init_client(self, ctx: Ctx) -> State:
         return self.init_server(ctx.at(None))
@@ -94,7 +94,9 @@ class PFedBayes(Algorithm):
     def aggregate(self, server: State, uploads: Iterable[Upload], ctx: Ctx) -> State:
         return aggregate_gaussians(server, uploads, ctx, self.params.agg)
 
-    def personal_model(self, server: State, memory: State, data: ClientData, ctx: Ctx, epochs: int) -> State | None:
+    def personal_model(
+        self, server: State, memory: State, data: ClientData, ctx: Ctx, epochs: int | None
+    ) -> State | None:
         return memory
 
     def predict(self, model: State, x: Tensor, ctx: Ctx, mode: PredictMode) -> Tensor:

@@ -36,6 +36,8 @@ class Ctx:
     seed: int
     round: int = 0
     client: int | None = None
+    novel: bool = False
+    """True for a newcomer after training: what the method shares is fixed, only what is the client's own may learn."""
 
     @property
     def rounds(self) -> int:
@@ -56,9 +58,10 @@ class Ctx:
         """The same moment, seen from a client."""
         return replace(self, client=client)
 
-    def rng(self, purpose: str) -> torch.Generator:
-        """The generator of this (seed, purpose, round, client), freshly at its start."""
-        return torch_rng(self.seed, purpose, self.round, self.client, self.task.device)
+    def rng(self, purpose: str, *, on_cpu: bool = False) -> torch.Generator:
+        """The generator of this (seed, purpose, round, client), at its start; on the task's device by default."""
+        device = torch.device("cpu") if on_cpu else self.task.device
+        return torch_rng(self.seed, purpose, self.round, self.client, device)
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,8 @@ class Algorithm:
     """Part of the job key: raise it when results change."""
     title: ClassVar[str]
     """The name that papers print."""
+    pooled: ClassVar[bool] = False
+    """True: the cohort's data is one client's (Centralised); nothing is sent."""
     Params: ClassVar[type[Frozen]] = Params
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Protocol settings that this method wants where neither paper nor grid says otherwise."""
@@ -106,11 +111,11 @@ class Algorithm:
 
     def select(self, server: State, polls: Mapping[int, Message], ctx: Ctx) -> Cohort:
         """Who takes part: by default f N clients, drawn uniformly, the same for every method of a comparison."""
-        everyone = tuple(range(ctx.task.clients))
+        everyone = ctx.task.members
         # the small term keeps floor(0.29 * 100) at 29
         m = max(1, int(ctx.protocol.f * len(everyone) + 1e-9))
         drawn = numpy_rng(ctx.seed, "cohort", ctx.round).choice(len(everyone), m, replace=False)
-        report = tuple(sorted(int(client) for client in drawn))
+        report = tuple(sorted(everyone[index] for index in drawn))
         return Cohort(train=everyone if ctx.protocol.train_all else report, report=report)
 
     def download(self, server: State, ctx: Ctx) -> Message:
@@ -129,8 +134,14 @@ class Algorithm:
         """The model that GM scores; None if the method has none. The same object for clients that share it."""
         return server
 
-    def personal_model(self, server: State, memory: State, data: ClientData, ctx: Ctx, epochs: int) -> State | None:
-        """The model that the client deploys (PM); None if the method has none."""
+    def personal_model(
+        self, server: State, memory: State, data: ClientData, ctx: Ctx, epochs: int | None
+    ) -> State | None:
+        """The model that the client deploys (PM); None if the method has none.
+
+        `epochs` None asks for what the client has now, a number for a model adapted by so many passes over its data.
+        A client that never trained comes with init_client's memory.
+        """
         return None
 
     def predict(self, model: State, x: Tensor, ctx: Ctx, mode: PredictMode) -> Tensor:

@@ -54,11 +54,13 @@ class Gaussian:
         return {"mu": self.mu.detach().clone(), "rho": self.rho.detach().clone()}
 
 
-def initial_gaussian(net: Network, rho: float, mu_std: float, bayes_norm: str, generator: torch.Generator) -> State:
+def initial_gaussian(ctx: Ctx, rho: float, mu_std: float, bayes_norm: Literal["gaussian", "point"]) -> State:
     """mu ~ N(0, mu_std^2), rho constant; point-valued normalisation parameters start where the network's do."""
-    mu = torch.randn(net.d, generator=generator, device=generator.device).mul_(mu_std).to(net.vector.device)
+    initial, is_norm = ctx.task.initial, ctx.task.net.norm_mask
+    # Drawn on the CPU, so that every device starts from the same values.
+    mu = torch.randn(initial.shape, generator=ctx.rng("init_gaussian", on_cpu=True)).mul_(mu_std).to(initial.device)
     if bayes_norm == "point":
-        mu = torch.where(net.norm_mask, net.vector.detach(), mu)
+        mu = torch.where(is_norm, initial, mu)
     return {"mu": mu, "rho": torch.full_like(mu, rho)}
 
 
@@ -124,8 +126,8 @@ def predict_mc(
     sigma = softplus(model["rho"])
     total = torch.zeros(())
     for _ in range(samples):
-        noise = torch.randn(net.d, generator=generator, device=generator.device).mul_(scale)
-        torch.addcmul(model["mu"], sigma, noise, out=net.vector.data)
+        noise = torch.randn(sigma.shape, generator=generator, device=generator.device).mul_(scale)
+        net.load(torch.addcmul(model["mu"], sigma, noise))
         total = total + net.logits(x).softmax(-1)
     return total / samples
 

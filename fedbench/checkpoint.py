@@ -6,16 +6,21 @@ import hashlib
 import io
 import os
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
 KEPT = 2
+Accept = Callable[[dict[str, Any]], bool]
 
 
 def save(folder: Path, round_: int, content: dict[str, Any]) -> None:
-    """Write the state after `round_`; older checkpoints but one are removed once it is safe."""
+    """Write the state after `round_`; once it is safe, older checkpoints but one are removed, and later ones.
+
+    Later ones are of a run whose records were lost and which began again.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     buffer = io.BytesIO()
     torch.save(content, buffer)
@@ -27,16 +32,24 @@ def save(folder: Path, round_: int, content: dict[str, Any]) -> None:
         file.flush()
         os.fsync(file.fileno())
     partial.rename(folder / f"{round_:08d}.ckpt")
-    for old in sorted(folder.glob("*.ckpt"))[:-KEPT]:
-        old.unlink()
+    found = sorted(folder.glob("*.ckpt"))
+    upto = [path for path in found if int(path.stem) <= round_]
+    for path in {*found} - {*upto[-KEPT:]}:
+        path.unlink()
 
 
-def load_newest(folder: Path, not_after: int) -> dict[str, Any] | None:
-    """The newest whole checkpoint of at most that round, or None. A damaged one is passed over."""
+def load_newest(folder: Path, not_after: int, accept: Accept = lambda content: True) -> dict[str, Any] | None:
+    """The newest whole checkpoint of at most that round that is accepted, or None. A damaged one is passed over."""
     for path in sorted(folder.glob("*.ckpt"), reverse=True):
-        if int(path.stem) <= not_after and (content := _load(path)) is not None:
+        if int(path.stem) <= not_after and (content := _load(path)) is not None and accept(content):
             return content
     return None
+
+
+def load_all(folder: Path) -> list[dict[str, Any]]:
+    """All whole checkpoints that are kept, oldest first."""
+    found = [_load(path) for path in sorted(folder.glob("*.ckpt"))]
+    return [content for content in found if content is not None]
 
 
 def remove(folder: Path) -> None:

@@ -12,14 +12,16 @@ import os
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 from filelock import FileLock
 from numpy.typing import NDArray
+from pydantic import BaseModel, ValidationError
 
-from fedbench.errors import FedbenchError
+from fedbench.errors import FedbenchError, did_you_mean, explain
 from fedbench.registry import Registry
+from fedbench.selector import parse_selector
 
 
 class DataError(FedbenchError):
@@ -58,16 +60,26 @@ class Dataset(ABC):
     classes: ClassVar[int]
     full_scale: ClassVar[int] = 255
     """the byte value that means 1.0"""
-    sha256: ClassVar[str]
-    """of the decoded arrays (Arrays.sha256)"""
+    sha256: ClassVar[str | None]
+    """of the decoded arrays (Arrays.sha256); None for what is made from settings alone"""
     sizes: ClassVar[dict[str, tuple[int, int]]] = {}
     """size -> (training, test) samples per class and client, for the partition `labels`"""
     embedded: ClassVar[bool] = False
     """True: comes with an installed library, needs no data root"""
 
+    Params: ClassVar[type[BaseModel] | None] = None
+    """What can be set in brackets: `synthetic[classes=5]`."""
+    label: ClassVar[str] = ""
+
     @classmethod
     def name(cls) -> str:
-        return cls.__module__.rpartition(".")[2]
+        """As grids write it, with its settings."""
+        return cls.label or cls.__module__.rpartition(".")[2]
+
+    @classmethod
+    def attributes(cls, params: Any) -> dict[str, Any]:
+        """How settings change the attributes above."""
+        return {}
 
     @classmethod
     @abstractmethod
@@ -81,6 +93,29 @@ class Dataset(ABC):
 
 
 datasets: Registry[Dataset] = Registry("fedbench.datasets", "data set", Dataset)  # type: ignore[type-abstract]
+
+
+def find_dataset(text: str) -> type[Dataset]:
+    """`mnist` or `synthetic[classes=5]` as a data set; raises FedbenchError for an unknown one or wrong settings."""
+    name, settings = parse_selector(text)
+    dataset = datasets.get(name)
+    if not settings:
+        return dataset
+    if dataset.Params is None:
+        raise FedbenchError(f"data set {name} has no settings.", f"Write {name} alone.")
+    for key in settings:
+        if key not in dataset.Params.model_fields:
+            raise FedbenchError(
+                f"data set {name} has no setting {key!r}.", did_you_mean(key, dataset.Params.model_fields)
+            )
+    try:
+        params = dataset.Params.model_validate(settings)
+    except ValidationError as error:
+        raise FedbenchError(f"wrong setting for data set {name}:\n{explain(error)}") from None
+    changed = params.model_dump(exclude_defaults=True)
+    written = ",".join(f"{key}={changed[key]}" for key in sorted(changed))
+    attributes = {"params": params, "label": f"{name}[{written}]" if written else name, **dataset.attributes(params)}
+    return type(dataset.__name__, (dataset,), {**attributes, "__module__": dataset.__module__})
 
 
 def data_root(given: str | Path | None = None) -> Path:
@@ -158,7 +193,7 @@ def _read(dataset: type[Dataset], root: Path) -> Arrays:
 
 
 def _verified(dataset: type[Dataset], arrays: Arrays, where: str) -> Arrays:
-    if (found := arrays.sha256()) != dataset.sha256:
+    if dataset.sha256 is not None and (found := arrays.sha256()) != dataset.sha256:
         raise DataError(
             f"{dataset.title} in {where} is not the data set it should be: its content has SHA-256 {found[:16]}..., "
             f"expected {dataset.sha256[:16]}...",

@@ -1,91 +1,203 @@
-"""Scores a state: which rounds are evaluated, and how every client's model meets its test data."""
+"""Scores a state: how every client's model meets its test data."""
 
 from __future__ import annotations
 
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 
-from fedbench.algorithm import Algorithm, Ctx, PredictMode, State
-from fedbench.job import Protocol
+from fedbench.algorithm import Algorithm, Ctx, PredictMode, State, predicts_by_sampling
 from fedbench.memory import ClientStore
-from fedbench.metrics import Tally
+from fedbench.metrics import Tally, predictive_entropy
 from fedbench.records import Evaluation, HistogramRow, Stage, View
+from fedbench.task import ClientData
 
 SHARED_BATCH = 2048
 """Images per forward pass where the batch does not matter."""
 STATISTICS_BATCH = 128
 """Images per forward pass where normalisation uses the batch's statistics, so that its size is part of the result."""
 
-WINDOWS = {"final": 1, "best_last100": 100, "mean_last10": 10}
-"""Rule -> how many of the last rounds it looks at; best_all looks at all."""
+VIEWS: tuple[View, ...] = ("gm", "pm")
+
+ModelOf = Callable[[int], State | None]
+"""A client's model; None if the method has none. Asked for one client at a time, so that few are in memory."""
 
 
-def is_evaluated(round_: int, protocol: Protocol) -> bool:
-    """Whether the schedule or the rule's window asks for this round."""
-    return round_ % protocol.eval_every == 0 or in_window(round_, protocol)
+@dataclass(frozen=True)
+class Standing:
+    """A method's state at one moment: what can be scored."""
+
+    algorithm: Algorithm
+    server: State
+    memories: ClientStore
+    ctx: Ctx
+
+    @property
+    def modes(self) -> tuple[PredictMode, ...]:
+        """The ways to predict: MC only where it differs from the mean."""
+        return ("mean", "mc") if predicts_by_sampling(self.algorithm) else ("mean",)
+
+    def model_of(self, view: View, epochs: int | None = None) -> ModelOf:
+        """The models of a view; `epochs` asks for personal models adapted by so many passes over the client's data."""
+
+        def model(client: int) -> State | None:
+            here, memory = self.ctx.at(client), self.memories[client]
+            data = self.ctx.task.train_data(client)
+            if view == "gm":
+                return self.algorithm.global_model(self.server, memory, data, here)
+            return self.algorithm.personal_model(self.server, memory, data, here, epochs)
+
+        return model
+
+    def evaluate(
+        self,
+        view: View,
+        mode: PredictMode,
+        *,
+        stage: Stage = "train",
+        step: int = 0,
+        clients: tuple[int, ...] | None = None,
+        model_of: ModelOf | None = None,
+        per_client: bool = False,
+    ) -> Evaluation | None:
+        """Clients' own test splits under one view; None if the method has no such model.
+
+        By default all clients that train, with the models of the view.
+        """
+        task = self.ctx.task
+        everyone = task.members if clients is None else clients
+        tally = Tally.zeros(task.clients)
+        for members, model in _sharing(everyone, model_of or self.model_of(view), alone=task.net.uses_batch_statistics):
+            self._score(model, members, mode, tally)
+        return _evaluation(self.ctx, stage, view, mode, tally, step=step, per_client=per_client)
+
+    def evaluate_clean(self, mode: PredictMode, stage: Stage) -> Evaluation | None:
+        """The global model on the task's clean data set, as one client."""
+        data, task = self.ctx.task.clean_data(), self.ctx.task
+        model = self.model_of("gm")(task.members[0])
+        if data is None or model is None:
+            return None
+        tally = Tally.zeros(1)
+        with torch.no_grad():
+            for x, y in data.chunks(_batch_size(self.ctx)):
+                probabilities = self.algorithm.predict(model, x, self.ctx, mode)
+                tally.add(probabilities, y, torch.zeros_like(y))
+        return _evaluation(self.ctx, stage, "gm", mode, tally, split="clean")
+
+    def evaluate_ood(self, view: View, mode: PredictMode, stage: Stage) -> Evaluation | None:
+        """Entropies on images from elsewhere, and how well they tell these from the client's own (AUROC).
+
+        Client by client, with the foreign images whose label number the client knows.
+        """
+        task = self.ctx.task
+        known: list[np.ndarray] = []
+        foreign: list[np.ndarray] = []
+        tally, areas = Tally.zeros(task.clients), {}
+        for client in task.members:
+            data, model = task.ood_data(client), self.model_of(view)(client)
+            if data is None or model is None or data.n == 0:
+                continue
+            known.append(self._entropies(model, client, task.test_data(client), mode))
+            foreign.append(self._entropies(model, client, data, mode, tally))
+            areas[client] = _auroc(known[-1], foreign[-1])
+        if not areas:
+            return None
+        found = _evaluation(self.ctx, stage, view, mode, tally, split="ood", per_client=True)
+        assert found is not None
+        pooled = {"entropy": found.metrics[None]["entropy"]} | {
+            "auroc": _auroc(np.concatenate(known), np.concatenate(foreign))
+        }
+        each = {client: {"entropy": found.metrics[client]["entropy"], "auroc": area} for client, area in areas.items()}
+        return Evaluation(
+            found.round, stage, view, mode, metrics={None: pooled, **each}, entropy=found.entropy, split="ood"
+        )
+
+    def _score(self, model: State, clients: tuple[int, ...], mode: PredictMode, tally: Tally) -> None:
+        """Add the test samples of clients that share a model to the tally."""
+        task = self.ctx.task
+        # a shared model predicts the same whoever asks; a client's own draws the client's own noise
+        where = self.ctx.at(clients[0]) if len(clients) == 1 else self.ctx
+        size = _batch_size(self.ctx)
+        owner = torch.repeat_interleave(torch.tensor(clients), torch.tensor(task.test_sizes(clients))).to(task.device)
+        with torch.no_grad():
+            for (x, y), of_client in zip(task.test_data(*clients).chunks(size), owner.split(size), strict=True):
+                tally.add(self.algorithm.predict(model, x, where, mode), y, of_client)
+
+    def _entropies(
+        self, model: State, client: int, data: ClientData, mode: PredictMode, tally: Tally | None = None
+    ) -> np.ndarray:
+        parts = []
+        with torch.no_grad():
+            for x, y in data.chunks(_batch_size(self.ctx)):
+                probabilities = self.algorithm.predict(model, x, self.ctx.at(client), mode)
+                parts.append(predictive_entropy(probabilities).cpu().numpy())
+                if tally is not None:
+                    tally.add(probabilities, y, torch.full_like(y, client))
+        return np.concatenate(parts)
 
 
-def in_window(round_: int, protocol: Protocol) -> bool:
-    """Whether the selection rule looks at this round."""
-    return round_ > protocol.rounds - WINDOWS.get(protocol.rule, protocol.rounds)
+def _sharing(clients: Iterable[int], model_of: ModelOf, *, alone: bool) -> Iterator[tuple[tuple[int, ...], State]]:
+    """Neighbouring clients with the same model, together; `alone`: each by itself, because batches must not mix."""
+    members: list[int] = []
+    current: State | None = None
+    for client in clients:
+        model = model_of(client)
+        if members and (alone or model is not current):
+            if current is not None:
+                yield tuple(members), current
+            members = []
+        current = model
+        members.append(client)
+    if members and current is not None:
+        yield tuple(members), current
 
 
-def evaluate(
-    algorithm: Algorithm,
-    server: State,
-    memories: ClientStore,
+def _batch_size(ctx: Ctx) -> int:
+    return STATISTICS_BATCH if ctx.task.net.uses_batch_statistics else SHARED_BATCH
+
+
+def _evaluation(
     ctx: Ctx,
+    stage: Stage,
     view: View,
     mode: PredictMode,
+    tally: Tally,
     *,
-    stage: Stage = "train",
+    step: int = 0,
+    split: str = "test",
     per_client: bool = False,
 ) -> Evaluation | None:
-    """All clients' test splits under one view; None if the method has no such model."""
-    everyone = tuple(range(ctx.task.clients))
-    models = {client: _model(algorithm, server, memories, ctx.at(client), view) for client in everyone}
-    if all(model is None for model in models.values()):
-        return None
-    tally = Tally.zeros(len(everyone))
-    alone = ctx.task.net.uses_batch_statistics
-    for _, group in groupby(everyone, key=lambda client: (id(models[client]), client if alone else None)):
-        members = tuple(group)
-        if (model := models[members[0]]) is not None:
-            _score(algorithm, model, members, ctx, mode, tally)
-    metrics: dict[int | None, dict[str, float]] = {None: tally.pooled().rows()[0]}
-    reliability: dict[int | None, list[HistogramRow]] = {None: _histogram(tally.pooled(), 0)}
     rows = tally.rows()
-    scored = [row["accuracy"] for row in rows if row]
-    metrics[None]["macro"] = sum(scored) / len(scored)
+    scored = [client for client, row in enumerate(rows) if row]
+    if not scored:
+        return None
+    pooled = tally.pooled()
+    metrics: dict[int | None, dict[str, float]] = {None: pooled.rows()[0]}
+    metrics[None]["macro"] = float(np.mean([rows[client]["accuracy"] for client in scored]))
+    reliability: dict[int | None, list[HistogramRow]] = {None: _reliability(pooled, 0)}
+    entropy: dict[int | None, list[HistogramRow]] = {}
     if per_client:
-        metrics |= {client: rows[client] for client in everyone if rows[client]}
-        reliability |= {client: _histogram(tally, client) for client in everyone if rows[client]}
-    return Evaluation(ctx.round, stage, view, mode, metrics, reliability)
+        metrics |= {client: rows[client] for client in scored}
+        reliability |= {client: _reliability(tally, client) for client in scored}
+        if ctx.task.has_ood:
+            entropy = {None: _entropy(pooled, 0), **{client: _entropy(tally, client) for client in scored}}
+    return Evaluation(ctx.round, stage, view, mode, metrics, reliability, entropy, step, split)
 
 
-def _model(algorithm: Algorithm, server: State, memories: ClientStore, ctx: Ctx, view: View) -> State | None:
-    assert ctx.client is not None
-    data = ctx.task.train_data(ctx.client)
-    if view == "gm":
-        return algorithm.global_model(server, memories[ctx.client], data, ctx)
-    return algorithm.personal_model(server, memories[ctx.client], data, ctx, 0)
-
-
-def _score(
-    algorithm: Algorithm, model: State, clients: tuple[int, ...], ctx: Ctx, mode: PredictMode, tally: Tally
-) -> None:
-    """Add the test samples of clients that share a model to the tally."""
-    task = ctx.task
-    # a shared model predicts the same whoever asks; a client's own draws the client's own noise
-    where = ctx.at(clients[0]) if len(clients) == 1 else ctx
-    size = STATISTICS_BATCH if task.net.uses_batch_statistics else SHARED_BATCH
-    owner = torch.repeat_interleave(torch.tensor(clients), torch.tensor(task.test_sizes(clients))).to(task.device)
-    with torch.no_grad():
-        for (x, y), of_client in zip(task.test_data(*clients).chunks(size), owner.split(size), strict=True):
-            tally.add(algorithm.predict(model, x, where, mode), y, of_client)
-
-
-def _histogram(tally: Tally, row: int) -> list[HistogramRow]:
+def _reliability(tally: Tally, row: int) -> list[HistogramRow]:
     cells = enumerate(tally.bins[row])
     return [(index, float(n), float(confidence), float(correct)) for index, (n, confidence, correct) in cells if n > 0]
+
+
+def _entropy(tally: Tally, row: int) -> list[HistogramRow]:
+    return [(index, float(n), 0.0, 0.0) for index, n in enumerate(tally.entropies[row]) if n > 0]
+
+
+def _auroc(known: np.ndarray, foreign: np.ndarray) -> float:
+    """Probability that a foreign image has the higher entropy; ties count half."""
+    from sklearn.metrics import roc_auc_score
+
+    truth = np.concatenate([np.zeros(len(known)), np.ones(len(foreign))])
+    return float(roc_auc_score(truth, np.concatenate([known, foreign])))

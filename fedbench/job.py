@@ -11,7 +11,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from fedbench.errors import FedbenchError, did_you_mean, explain
 
@@ -37,6 +37,14 @@ class TaskSpec(Frozen):
     partition: str = Field("labels", description="how the data is cut into clients")
     model: str = Field("dnn100", description="network architecture")
     normalize: str = Field("half", description="pixel scaling: half is (x - 0.5) / 0.5")
+    augment: Literal["none", "crop_flip"] = Field(
+        "none", description="training images: random crop (padding 4) and flip"
+    )
+    newcomers: float = Field(
+        0, ge=0, description="clients that never train: a random fraction below 1, or the first so many"
+    )
+    clean: str | None = Field(None, description="also score the global model on the training part of this data set")
+    ood: str | None = Field(None, description="data set whose test images are out of distribution: entropies, AUROC")
     train_part: Literal["all", "body"] = Field("all", description="what is trained: the whole network or its body")
     norm: Literal["bn_nostats", "bn_stats", "gn"] = Field(
         "bn_nostats", description="normalisation layers: BatchNorm without or with running statistics, GroupNorm(2)"
@@ -61,12 +69,36 @@ class Protocol(Frozen):
     weighting: Literal["samples", "uniform"] = Field("samples", description="weights of the server's average")
     beta: float = Field(1.0, gt=0, description="server extrapolation: w <- (1-beta) w + beta average")
     eval_every: int = Field(10, ge=1, description="rounds between evaluations outside the rule's window")
-    rule: Literal["final", "best_all", "best_last100", "mean_last10"] = Field(
+    rule: Literal["final", "best_all", "best_last100", "mean_last10", "best_ckpt"] = Field(
         "final", description="which rounds the headline number comes from"
     )
     headline: Literal["accuracy", "macro"] = Field("accuracy", description="pooled accuracy, or mean over clients")
+    adapt_epochs: tuple[int, ...] = Field(
+        (), description="after training, score every client's adaptation by so many epochs; newcomers' if there are any"
+    )
+    adapt_from: Literal["best", "final"] = Field("final", description="the state that clients adapt: best GM or final")
+    adapt_lr: float | None = Field(None, gt=0, description="rate of the adaptation; default: lr without decay")
+    adapt_part: Literal["all", "head"] = Field("all", description="what the adaptation trains")
+    novel_rounds: int = Field(
+        0, ge=0, description="after training, newcomers run the method's own update so often, the shared part fixed"
+    )
     mc_samples: int = Field(10, ge=1, description="weight samples of an MC prediction")
     mc_every: int = Field(0, ge=0, description="also predict with MC every so many rounds; 0: at the end only")
+
+    @field_validator("adapt_epochs", mode="before")
+    @classmethod
+    def _one_number_or_several(cls, value: Any) -> Any:
+        """`--set adapt_epochs=5` and `--set adapt_epochs=0/1/5` are as good as a list."""
+        if isinstance(value, str):
+            return [part.strip() for part in value.split("/")]
+        return [value] if isinstance(value, int) else value
+
+    @field_validator("adapt_epochs")
+    @classmethod
+    def _ascending(cls, value: tuple[int, ...]) -> tuple[int, ...]:
+        if any(epochs < 0 for epochs in value) or list(value) != sorted(set(value)):
+            raise ValueError("must be different numbers of epochs, ascending")
+        return value
 
 
 class JobSpec(Frozen):
@@ -127,14 +159,14 @@ class _Identity(Frozen):
 
 def build_job(settings: Mapping[str, Any]) -> JobSpec:
     """Validate flat settings into a JobSpec; raises FedbenchError that names the wrong key and the way out."""
-    from fedbench.dataset import datasets
+    from fedbench.dataset import find_dataset
     from fedbench.models import check_model
 
     for needed, where in (("method", "methods"), ("dataset", "tasks")):
         if needed not in settings:
             raise FedbenchError(f"the job has no {needed}.", f"Name one under `{where}` in the grid.")
     algorithm, partition = _parts(str(settings["method"]), settings.get("partition"))
-    dataset = datasets.get(str(settings["dataset"]))
+    dataset = find_dataset(str(settings["dataset"]))
 
     sections = _sections(algorithm.Params, partition.Params)
     owner = _owners(sections)
@@ -145,7 +177,7 @@ def build_job(settings: Mapping[str, Any]) -> JobSpec:
         values[owner[key]][key] = value
     try:
         identity = _Identity.model_validate(values[_Identity])
-        task = TaskSpec.model_validate(values[TaskSpec])
+        task = TaskSpec.model_validate({**values[TaskSpec], "dataset": dataset.label or settings["dataset"]})
         protocol = Protocol.model_validate(values[Protocol])
         cut = partition.Params.model_validate(values[partition.Params])
         params = algorithm.Params.model_validate(values[algorithm.Params])
@@ -153,8 +185,11 @@ def build_job(settings: Mapping[str, Any]) -> JobSpec:
         raise FedbenchError(f"wrong setting for method {settings['method']}:\n{explain(error)}") from None
     check_model(task.model)
     partition(cut).check(dataset)
+    for other in (task.clean, task.ood):
+        if other is not None and find_dataset(other).shape != dataset.shape:
+            raise FedbenchError(f"{other} has other images than {dataset.name()}.", "Choose one of the same shape.")
 
-    defaults = _defaults(sections) | algorithm.defaults
+    defaults = {**_defaults(sections), **algorithm.defaults}
     flat = {k: v for part in (task, protocol, cut, params) for k, v in part.model_dump(mode="json").items()}
     return JobSpec(
         method=identity.method,
@@ -171,7 +206,7 @@ def build_job(settings: Mapping[str, Any]) -> JobSpec:
 def default_settings(method: str, partition: str | None = None) -> dict[str, Any]:
     """The settings of a job of this method and partition for which nobody says anything."""
     algorithm, cut = _parts(method, partition)
-    return _defaults(_sections(algorithm.Params, cut.Params)) | algorithm.defaults
+    return {**_defaults(_sections(algorithm.Params, cut.Params)), **algorithm.defaults}
 
 
 def known_settings(method: str, partition: str | None = None) -> set[str]:
@@ -192,7 +227,9 @@ def _sections(params: type[BaseModel], cut: type[BaseModel]) -> tuple[type[BaseM
 
 
 def _defaults(sections: tuple[type[BaseModel], ...]) -> dict[str, Any]:
-    return {name: f.default for section in sections for name, f in section.model_fields.items() if not f.is_required()}
+    fields = [(name, field) for section in sections for name, field in section.model_fields.items()]
+    plain = {name: list(f.default) if isinstance(f.default, tuple) else f.default for name, f in fields}  # as in JSON
+    return {name: plain[name] for name, field in fields if not field.is_required()}
 
 
 def _owners(sections: tuple[type[BaseModel], ...]) -> dict[str, type[BaseModel]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,20 +11,27 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 BINS = 10
+ENTROPY_BINS = 50
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Tally:
-    """Sums over samples, a row per client. `bins` is [clients, BINS, (count, confidence, correct)]."""
+    """Sums over samples, a row per client.
+
+    `bins` is [clients, BINS, (count, confidence, correct)], `entropies` counts in [clients, ENTROPY_BINS].
+    """
 
     nll: Floats
     brier: Floats
+    entropy: Floats
     bins: Floats
+    entropies: Floats
 
     @classmethod
     def zeros(cls, clients: int) -> Tally:
-        return cls(np.zeros(clients), np.zeros(clients), np.zeros((clients, BINS, 3)))
+        nll, brier, entropy = np.zeros((3, clients))
+        return cls(nll, brier, entropy, np.zeros((clients, BINS, 3)), np.zeros((clients, ENTROPY_BINS)))
 
     def add(self, probabilities: Tensor, y: Tensor, client: Tensor) -> None:
         """Count samples: their class probabilities, labels, and which row they belong to."""
@@ -33,15 +41,20 @@ class Tally:
         nll = -of_label.clamp_min(1e-12).log()
         # sum_c (p_c - 1[y=c])^2 = sum_c p_c^2 - 2 p_y + 1
         brier = probabilities.square().sum(-1) - 2 * of_label + 1
+        entropy = predictive_entropy(probabilities)
         cell = client * BINS + confidence_bin(confidence)
-        self.nll[:] += _sums(client, nll, clients)
-        self.brier[:] += _sums(client, brier, clients)
-        for column, value in enumerate((torch.ones_like(nll), confidence, (guess == y).double())):
+        for row, value in ((self.nll, nll), (self.brier, brier), (self.entropy, entropy)):
+            row += _sums(client, value, clients)
+        share = entropy / math.log(probabilities.shape[-1])
+        entropy_cell = client * ENTROPY_BINS + (share * ENTROPY_BINS).long().clamp(0, ENTROPY_BINS - 1)
+        ones = torch.ones_like(nll)
+        self.entropies[:] += _sums(entropy_cell, ones, clients * ENTROPY_BINS).reshape(clients, ENTROPY_BINS)
+        for column, value in enumerate((ones, confidence, (guess == y).double())):
             self.bins[:, :, column] += _sums(cell, value, clients * BINS).reshape(clients, BINS)
 
     def pooled(self) -> Tally:
         """All clients as one row."""
-        return Tally(self.nll.sum(0, keepdims=True), self.brier.sum(0, keepdims=True), self.bins.sum(0, keepdims=True))
+        return Tally(*(value.sum(0, keepdims=True) for value in vars(self).values()))
 
     def rows(self) -> list[dict[str, float]]:
         """The metrics of every row, as fractions; a row without samples has none."""
@@ -58,9 +71,16 @@ class Tally:
             "accuracy": float(correct.sum() / n),
             "nll": float(self.nll[row] / n),
             "brier": float(self.brier[row] / n),
+            "entropy": float(self.entropy[row] / n),
             "ece": float((gaps * count[filled]).sum() / n),
             "mce": float(gaps.max()),
         }
+
+
+def predictive_entropy(probabilities: Tensor) -> Tensor:
+    """H = -sum_y p(y) log p(y), in nats; 0 log 0 is 0."""
+    entropies: Tensor = torch.special.entr(probabilities.double()).sum(-1)
+    return entropies
 
 
 def confidence_bin(confidence: Tensor) -> Tensor:

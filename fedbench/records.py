@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
-Stage = Literal["train", "best", "final", "adapt"]
+Stage = Literal["train", "best", "final", "adapt", "novel"]
 View = Literal["gm", "pm"]
 Phase = Literal["client", "server", "predict", "personalise"]
 
@@ -24,6 +24,8 @@ class Evaluation:
     predict: Literal["mean", "mc"]
     metrics: dict[int | None, dict[str, float]]
     reliability: dict[int | None, list[HistogramRow]] = field(default_factory=dict)
+    entropy: dict[int | None, list[HistogramRow]] = field(default_factory=dict)
+    """Counts of predictive entropies in equal bins from 0 to log C; the two other sums are 0."""
     step: int = 0
     split: str = "test"
 

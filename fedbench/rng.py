@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+from typing import TYPE_CHECKING
 
 import numpy as np
-import torch
+
+if TYPE_CHECKING:
+    import torch
 
 
 def derived_seed(seed: int, purpose: str, round_: int = 0, client: int | None = None) -> int:
@@ -15,6 +18,8 @@ def derived_seed(seed: int, purpose: str, round_: int = 0, client: int | None = 
 
 
 def torch_rng(seed: int, purpose: str, round_: int, client: int | None, device: torch.device) -> torch.Generator:
+    import torch  # here: partitions draw too, and run where nothing trains
+
     return torch.Generator(device=device).manual_seed(derived_seed(seed, purpose, round_, client))
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,17 +14,18 @@ import torch
 from torch import Tensor
 
 from fedbench import checkpoint
-from fedbench.algorithm import Algorithm, Ctx, Message, State, Upload, methods, polls, predicts_by_sampling
-from fedbench.evaluation import evaluate, in_window, is_evaluated
+from fedbench.algorithm import Algorithm, Cohort, Ctx, Message, State, Upload, methods, polls
+from fedbench.closing import adapted, closing, novel
+from fedbench.evaluation import VIEWS, Standing
 from fedbench.job import JobSpec
-from fedbench.memory import ClientStore
-from fedbench.records import Cost, Evaluation, Recorder, RoundRecord, Stage, View
+from fedbench.memory import RAM_BUDGET, ClientStore, is_whole, remove_unlisted
+from fedbench.records import Cost, Evaluation, Phase, Recorder, RoundRecord, View
+from fedbench.schedule import in_window, is_evaluated
 from fedbench.task import Task
 from fedbench.training import backward
 
 Outcome = Literal["done", "diverged", "interrupted"]
 CPU = torch.device("cpu")
-VIEWS: tuple[View, ...] = ("gm", "pm")
 
 
 class DivergedError(Exception):
@@ -37,18 +40,18 @@ class Surroundings:
     device: torch.device = CPU
     data_root: Path | None = None
     checkpoint_seconds: float = 30.0
+    memory_budget: int = RAM_BUDGET
     should_stop: Callable[[], bool] = lambda: False
     progress: Callable[[int, dict[str, float]], None] = lambda round_, accuracy: None
 
 
 @dataclass
 class Best:
-    """The state of the best round that a view has seen."""
+    """The best round that a view has seen; the clients' memories of that round are kept in the store."""
 
     round: int
     score: float
     server: State
-    clients: dict[int, State]
 
 
 @dataclass
@@ -77,32 +80,39 @@ def simulate(job: JobSpec, recorder: Recorder, place: Surroundings) -> Outcome:
     task = Task(job, device=place.device, root=place.data_root)
     algorithm_class = methods.get(job.method)
     algorithm = algorithm_class(algorithm_class.Params.model_validate(job.params))
-    ctx = Ctx(task, job.protocol, job.seed)
-    recorder.start(rounds=ctx.rounds, split_hash=task.split.sha256(), device=str(place.device))
-    progress = _resume_or_begin(algorithm, ctx, recorder, place)
+    begin = Ctx(task, job.protocol, job.seed)
+    recorder.start(rounds=begin.rounds, split_hash=task.split.sha256(), device=str(place.device))
+    progress = _resume_or_begin(algorithm, begin, recorder, place)
     _warm_up(task, job.protocol.batch_size)
 
     saved = time.monotonic()
-    while progress.round < ctx.rounds:
+    while progress.round < begin.rounds:
         if place.should_stop():
             _save(progress, place)
             return "interrupted"
-        now = Ctx(task, job.protocol, job.seed, progress.round + 1)
+        ctx = replace(begin, round=progress.round + 1)
         try:
-            traffic = train_round(algorithm, progress, now)
+            traffic = train_round(algorithm, progress, ctx)
         except DivergedError:
-            recorder.record(RoundRecord(now.round, [], []))
+            recorder.record(RoundRecord(ctx.round, [], []))
             return "diverged"
-        progress.round = now.round
-        started = _clock(task)
-        evaluations = _scheduled(algorithm, progress, now)
-        _remember_best(progress, evaluations, now)
-        if now.round == ctx.rounds:
-            evaluations += _closing(algorithm, progress, now)
-        predict_seconds = _clock(task) - started
-        recorder.record(RoundRecord(now.round, evaluations, _costs(now, traffic, evaluations, predict_seconds)))
-        place.progress(now.round, {e.view: e.metrics[None]["accuracy"] for e in evaluations if e.predict == "mean"})
-        if time.monotonic() - saved >= place.checkpoint_seconds and now.round < ctx.rounds:
+        progress.round = ctx.round
+        ledger = _Ledger(ctx, traffic)
+        with ledger.timed("predict") as evaluations:
+            evaluations += _scheduled(algorithm, progress, ctx)
+            if any(not math.isfinite(evaluation.metrics[None]["nll"]) for evaluation in evaluations):
+                recorder.record(RoundRecord(ctx.round, [], []))  # finite weights, but not a finite loss
+                return "diverged"
+            _remember_best(progress, evaluations, ctx)
+            if ctx.round == ctx.rounds:
+                evaluations += closing(*_standings(algorithm, progress, ctx))
+        if ctx.round == ctx.rounds:
+            with ledger.timed("personalise") as evaluations:
+                best, final = _standings(algorithm, progress, ctx)
+                evaluations += adapted(best, final) + novel(final)
+        recorder.record(RoundRecord(ctx.round, ledger.evaluations, ledger.costs))
+        place.progress(ctx.round, ledger.accuracy())
+        if time.monotonic() - saved >= place.checkpoint_seconds and ctx.round < ctx.rounds:
             _save(progress, place)
             saved = time.monotonic()
     return "done"
@@ -113,7 +123,6 @@ def train_round(algorithm: Algorithm, progress: Progress, ctx: Ctx) -> Traffic:
     traffic = Traffic()
     server, clients = progress.server, progress.clients
     downs: dict[int, Message] = {}
-    answers: dict[int, Message] = {}
 
     def send(client: int) -> Message:
         if client not in downs:  # a polled client has it already
@@ -121,18 +130,13 @@ def train_round(algorithm: Algorithm, progress: Progress, ctx: Ctx) -> Traffic:
             traffic.bytes_down += size_of(downs[client])
         return downs[client]
 
-    if polls(algorithm):
-        for client in range(ctx.task.clients):
-            with _located("poll", ctx, client):
-                answer = algorithm.poll(send(client), clients[client], ctx.task.train_data(client), ctx.at(client))
-            if answer is not None:
-                answers[client] = on_wire(answer)
-                traffic.bytes_up += size_of(answers[client])
+    answers = _poll(algorithm, send, clients, ctx, traffic) if polls(algorithm) else {}
     cohort = algorithm.select(server, answers, ctx)
 
     def uploads() -> Iterator[Upload]:
         for client in cohort.train:
             down, memory, data = send(client), clients[client], ctx.task.train_data(client)
+            ctx.task.net.use_generator(ctx.at(client).rng("dropout"))
             started = _clock(ctx.task)
             with _located("update", ctx, client):
                 message, kept = algorithm.update(down, memory, data, ctx.at(client))
@@ -141,14 +145,14 @@ def train_round(algorithm: Algorithm, progress: Progress, ctx: Ctx) -> Traffic:
             downs.pop(client)
             if not (is_finite(message) and is_finite(kept)):
                 raise DivergedError
-            clients[client] = kept
+            clients.put(client, kept, ctx.round)
             if client in cohort.report:
                 message = on_wire(message)
                 traffic.bytes_up += size_of(message)
                 yield Upload(client, data.n, message)
 
     started = _clock(ctx.task)
-    stream = uploads()
+    stream = _pooled(algorithm, server, cohort, ctx, traffic) if algorithm.pooled else uploads()
     with _located("aggregate", ctx, None):
         progress.server = algorithm.aggregate(server, stream, ctx)
     for _ in stream:  # an aggregation need not ask for all uploads; the clients train all the same
@@ -157,6 +161,34 @@ def train_round(algorithm: Algorithm, progress: Progress, ctx: Ctx) -> Traffic:
     if not is_finite(progress.server):
         raise DivergedError
     return traffic
+
+
+def _poll(
+    algorithm: Algorithm, send: Callable[[int], Message], clients: ClientStore, ctx: Ctx, traffic: Traffic
+) -> dict[int, Message]:
+    """What every client answers before selection."""
+    answers: dict[int, Message] = {}
+    for client in ctx.task.members:
+        with _located("poll", ctx, client):
+            answer = algorithm.poll(send(client), clients[client], ctx.task.train_data(client), ctx.at(client))
+        if answer is not None:
+            answers[client] = on_wire(answer)
+            traffic.bytes_up += size_of(answers[client])
+    return answers
+
+
+def _pooled(algorithm: Algorithm, server: State, cohort: Cohort, ctx: Ctx, traffic: Traffic) -> Iterator[Upload]:
+    """The cohort's data as one client's: trained where the server is, so nothing travels."""
+    data = ctx.task.train_data(*cohort.train)
+    ctx.task.net.use_generator(ctx.rng("dropout"))
+    started = _clock(ctx.task)
+    with _located("update", ctx, None):
+        message, _ = algorithm.update(server, {}, data, ctx)
+    traffic.client_seconds += _clock(ctx.task) - started
+    traffic.updates += 1
+    if not is_finite(message):
+        raise DivergedError
+    yield Upload(cohort.train[0], data.n, on_wire(message))
 
 
 def on_wire(message: Message) -> Message:
@@ -182,86 +214,98 @@ def _finite_sum(value: Tensor) -> bool:
 
 def _scheduled(algorithm: Algorithm, progress: Progress, ctx: Ctx) -> list[Evaluation]:
     """The evaluations of a round: mean prediction on the schedule, MC prediction where it is asked for."""
+    now = Standing(algorithm, progress.server, progress.clients, ctx)
     found = []
-    protocol = ctx.protocol
-    if is_evaluated(ctx.round, protocol):
-        found += [evaluate(algorithm, progress.server, progress.clients, ctx, view, "mean") for view in VIEWS]
-    if protocol.mc_every and ctx.round % protocol.mc_every == 0 and predicts_by_sampling(algorithm):
-        found += [evaluate(algorithm, progress.server, progress.clients, ctx, view, "mc") for view in VIEWS]
+    if is_evaluated(ctx.round, ctx.protocol):
+        found += [now.evaluate(view, "mean") for view in VIEWS]
+    if ctx.protocol.mc_every and ctx.round % ctx.protocol.mc_every == 0 and "mc" in now.modes:
+        found += [now.evaluate(view, "mc") for view in VIEWS]
     return [evaluation for evaluation in found if evaluation is not None]
 
 
 def _remember_best(progress: Progress, evaluations: list[Evaluation], ctx: Ctx) -> None:
-    """Keep the state of the best round of the rule's window; of all rounds for rules that do not look for a best."""
+    """Keep the state of the best round that a best-* rule looks at; of all that were scored under other rules."""
     rule = ctx.protocol.rule
-    if rule.startswith("best") and not in_window(ctx.round, ctx.protocol):
+    if rule.startswith("best") and not in_window(ctx.round, rule, ctx.rounds):
         return
     for evaluation in evaluations:
         score = evaluation.metrics[None][ctx.protocol.headline]
         best = progress.best.get(evaluation.view)
         if evaluation.predict == "mean" and (best is None or score > best.score):
-            progress.best[evaluation.view] = Best(ctx.round, score, progress.server, progress.clients.snapshot())
+            progress.best[evaluation.view] = Best(ctx.round, score, progress.server)
+            progress.clients.keep(evaluation.view)
 
 
-def _closing(algorithm: Algorithm, progress: Progress, ctx: Ctx) -> list[Evaluation]:
-    """At the end: the best and the final state, per client, by mean and by MC prediction."""
-    found = []
-    for view in VIEWS:
-        if (best := progress.best.get(view)) is None:
-            continue
-        then = Ctx(ctx.task, ctx.protocol, ctx.seed, best.round)
-        states: list[tuple[Stage, Ctx, State, ClientStore]] = [
-            ("best", then, best.server, progress.clients.restored(best.clients)),
-            ("final", ctx, progress.server, progress.clients),
+def _standings(algorithm: Algorithm, progress: Progress, ctx: Ctx) -> tuple[dict[View, Standing], Standing]:
+    """Every view's best state, and the final one."""
+    best = {
+        view: Standing(algorithm, best.server, progress.clients.kept(view), replace(ctx, round=best.round))
+        for view, best in progress.best.items()
+    }
+    return best, Standing(algorithm, progress.server, progress.clients, ctx)
+
+
+class _Ledger:
+    """What a round adds to the records: its costs, and its evaluations as they are made."""
+
+    def __init__(self, ctx: Ctx, traffic: Traffic) -> None:
+        self._ctx = ctx
+        self.evaluations: list[Evaluation] = []
+        self.costs = [
+            Cost(
+                ctx.round,
+                "client",
+                traffic.client_seconds,
+                count=traffic.updates,
+                bytes_down=traffic.bytes_down,
+                bytes_up=traffic.bytes_up,
+            ),
+            Cost(ctx.round, "server", traffic.server_seconds),
         ]
-        for stage, when, server, clients in states:
-            found.append(evaluate(algorithm, server, clients, when, view, "mean", stage=stage, per_client=True))
-            if predicts_by_sampling(algorithm):
-                found.append(evaluate(algorithm, server, clients, when, view, "mc", stage=stage, per_client=True))
-    return [evaluation for evaluation in found if evaluation is not None]
 
+    @contextmanager
+    def timed(self, phase: Phase) -> Iterator[list[Evaluation]]:
+        """Collects evaluations; their time is the phase's cost."""
+        made: list[Evaluation] = []
+        started = _clock(self._ctx.task)
+        yield made
+        if made:
+            self.costs.append(Cost(self._ctx.round, phase, _clock(self._ctx.task) - started, count=len(made)))
+        self.evaluations += made
 
-def _costs(ctx: Ctx, traffic: Traffic, evaluations: list[Evaluation], predict_seconds: float) -> list[Cost]:
-    costs = [
-        Cost(
-            ctx.round,
-            "client",
-            traffic.client_seconds,
-            count=traffic.updates,
-            bytes_down=traffic.bytes_down,
-            bytes_up=traffic.bytes_up,
-        ),
-        Cost(ctx.round, "server", traffic.server_seconds),
-    ]
-    if evaluations:
-        costs.append(Cost(ctx.round, "predict", predict_seconds, count=len(evaluations)))
-    return costs
+    def accuracy(self) -> dict[str, float]:
+        """What the training curve shows at this round, by view."""
+        shown = [e for e in self.evaluations if e.stage == "train" and e.predict == "mean"]
+        return {evaluation.view: evaluation.metrics[None]["accuracy"] for evaluation in shown}
 
 
 def _resume_or_begin(algorithm: Algorithm, ctx: Ctx, recorder: Recorder, place: Surroundings) -> Progress:
-    """From the newest checkpoint that the recorder's rounds reach, else from the beginning."""
+    """From the newest whole checkpoint that the recorder's rounds reach, else from the beginning."""
 
     def first_memory(client: int) -> State:
         return algorithm.init_client(ctx.at(client))
 
-    content = checkpoint.load_newest(place.checkpoints, recorder.last_round())
+    store = ClientStore(first_memory, place.checkpoints, budget=place.memory_budget, device=place.device)
+    content = checkpoint.load_newest(
+        place.checkpoints, recorder.last_round(), lambda content: is_whole(place.checkpoints, content["clients"])
+    )
+    recorder.rewind(0 if content is None else content["round"])
     if content is None:
-        recorder.rewind(0)
-        return Progress(0, algorithm.init_server(ctx), ClientStore(first_memory))
-    recorder.rewind(content["round"])
-    content = _to_device(content, place.device)
-    best = {view: Best(**kept) for view, kept in content["best"].items()}
-    return Progress(content["round"], content["server"], ClientStore(first_memory, content["clients"]), best)
+        return Progress(0, algorithm.init_server(ctx), store)
+    store.restore(content["clients"])
+    best = {view: Best(**kept) for view, kept in _to_device(content["best"], place.device).items()}
+    return Progress(content["round"], _to_device(content["server"], place.device), store, best)
 
 
 def _save(progress: Progress, place: Surroundings) -> None:
     content = {
         "round": progress.round,
         "server": progress.server,
-        "clients": progress.clients.snapshot(),
+        "clients": progress.clients.save(),
         "best": {view: vars(best) for view, best in progress.best.items()},
     }
     checkpoint.save(place.checkpoints, progress.round, content)
+    remove_unlisted(place.checkpoints, [kept["clients"] for kept in checkpoint.load_all(place.checkpoints)])
 
 
 def _to_device(content: Any, device: torch.device) -> Any:
@@ -274,8 +318,9 @@ def _to_device(content: Any, device: torch.device) -> Any:
 
 def _warm_up(task: Task, batch_size: int) -> None:
     """The first pass and the first optimiser step set up kernels and modules: no method's cost, so not timed."""
-    data = task.train_data(0)
+    data = task.train_data(task.members[0])
     index = torch.arange(min(batch_size, data.n))
+    task.net.use_generator(torch.Generator(task.device))
     backward(task.net, data.x[index], data.y[index])
     torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=0.0).step()
 

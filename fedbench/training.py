@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fedbench.algorithm import Ctx, State, Upload
+from fedbench.errors import FedbenchError
 from fedbench.models.network import Network
 from fedbench.task import ClientData
 
@@ -35,6 +36,8 @@ def make_optimizer(vector: torch.nn.Parameter, ctx: Ctx, lr: float | None = None
     """The protocol's optimiser on a flat vector, without history."""
     protocol = ctx.protocol
     rate = learning_rate(ctx) if lr is None else lr
+    if protocol.weight_decay and ctx.task.net.keeps_statistics:
+        raise FedbenchError("weight_decay would shrink running statistics.", "Use norm bn_nostats or gn, or no decay.")
     if protocol.optimizer == "adam":
         return torch.optim.Adam([vector], lr=rate, weight_decay=protocol.weight_decay, fused=True)
     return torch.optim.SGD(
@@ -60,16 +63,37 @@ def optimizer_state(optimizer: torch.optim.Optimizer, ctx: Ctx, prefix: str) -> 
 def backward(net: Network, x: Tensor, y: Tensor) -> Tensor:
     """Mean cross-entropy of the batch; its gradient is left in `net.grad`."""
     net.zero_grad()
-    loss = cross_entropy(net.logits(x), y)
+    loss = cross_entropy(net.logits(x, training=True), y)
     loss.backward()
     return loss.detach()
 
 
 def gradient(net: Network, x: Tensor, y: Tensor, factor: float, vector: Tensor) -> Tensor:
     """The gradient of factor * (mean cross-entropy of the batch) at `vector`; a view, valid until the next call."""
+    if net.keeps_statistics:
+        raise FedbenchError("this method does not train the network in place.", "Use norm bn_nostats or gn.")
     net.load(vector)
     backward(net, x, y)
     return net.grad if factor == 1 else net.grad.mul_(factor)
+
+
+def fine_tune(start: Tensor, data: ClientData, ctx: Ctx, epochs: int) -> Tensor:
+    """The whole network trained on from `start` for some epochs: body and head, also where the head was frozen.
+
+    With `adapt_part: head` only the head moves. The rate is `adapt_lr`, or `lr` without decay.
+    """
+    net = ctx.task.net
+    net.load(net.extended(start))
+    protocol = ctx.protocol
+    optimizer = make_optimizer(net.whole, ctx, protocol.adapt_lr or protocol.lr)
+    grad = net.whole.grad
+    assert grad is not None
+    for x, y in data.batches(protocol.batch_size, ctx.rng("adapt"), epochs=epochs):
+        backward(net, x, y)
+        if protocol.adapt_part == "head":
+            grad[net.body] = 0.0
+        optimizer.step()
+    return net.whole.detach().clone()
 
 
 def local_sgd(
@@ -100,6 +124,8 @@ def weight_of(upload: Upload, ctx: Ctx) -> float:
 def average(server: State, uploads: Iterable[Upload], ctx: Ctx) -> State:
     """Weighted mean of the uploads, taken as they come, then extrapolated by beta from the server's state.
 
+    Without uploads the server keeps its state.
+
     A running mean, because it is exact when clients agree: the average of equal models is that model, bit for bit.
     """
     mean: State = {}
@@ -112,7 +138,7 @@ def average(server: State, uploads: Iterable[Upload], ctx: Ctx) -> State:
                 mean[key].lerp_(value, weight / total)
             else:
                 mean[key] = value.clone()
-    return extrapolate(server, mean, ctx)
+    return extrapolate(server, mean, ctx) if mean else server
 
 
 def extrapolate(server: State, mean: State, ctx: Ctx) -> State:

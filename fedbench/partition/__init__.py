@@ -62,7 +62,7 @@ class Partition(ABC):
 
 def partition_names() -> list[str]:
     """Every partition, by file name."""
-    return sorted(module.name for module in pkgutil.iter_modules(__path__))
+    return sorted(module.name for module in pkgutil.iter_modules(__path__) if not module.name.startswith("_"))
 
 
 def get_partition(name: str) -> type[Partition]:

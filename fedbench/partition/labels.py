@@ -10,12 +10,12 @@ from pydantic import Field
 from fedbench.dataset import Arrays, Dataset
 from fedbench.errors import FedbenchError, did_you_mean
 from fedbench.job import Frozen
-from fedbench.partition import Partition, Split
+from fedbench.partition import Indices, Partition, Split
 
 
 class LabelsParams(Frozen):
     size: str = Field("small", description="samples per class and client: small, medium or large")
-    labels_per_client: int = Field(5, ge=1)
+    labels_per_client: int = Field(5, ge=1, description="different labels of a client")
     labels: Literal["block", "shift", "random"] = Field(
         "block", description="labels of client i, j < k = labels_per_client: (k i + j) mod C, (i + j) mod C, or random"
     )
@@ -37,16 +37,25 @@ class Labels(Partition):
 
     def split(self, arrays: Arrays, dataset: type[Dataset], clients: int, rng: np.random.Generator) -> Split:
         self.check(dataset)
+        # official training data first, in file order
+        pool = {label: np.flatnonzero(arrays.y == label) for label in range(dataset.classes)}
+        return self.deal([pool] * clients, self.label_sets(dataset.classes, clients, rng), dataset, rng)
+
+    def deal(
+        self, pools: list[dict[int, Indices]], sets: list[list[int]], dataset: type[Dataset], rng: np.random.Generator
+    ) -> Split:
+        """Give every client its labels' exact counts from the front of its pool, which shrinks; clients may share one.
+
+        Raises FedbenchError when a pool has too few images of a class.
+        """
         n_fit, n_test = dataset.sizes[self.params.size]
-        # official training data first, in file order; each class is consumed from the front
-        left = {label: np.flatnonzero(arrays.y == label) for label in range(dataset.classes)}
         train, test = [], []
-        for own in self._label_sets(dataset.classes, clients, rng):
+        for left, own in zip(pools, sets, strict=True):
             fit_parts, test_parts = [], []
             for label in own:
                 if len(left[label]) < n_fit + n_test:
                     raise FedbenchError(
-                        f"{dataset.name()} has too few images of class {label} for {clients} clients of size "
+                        f"{dataset.name()} has too few images of class {label} for {len(pools)} clients of size "
                         f"{self.params.size} ({n_fit} + {n_test} each).",
                         "Use fewer clients or a smaller size.",
                     )
@@ -60,7 +69,8 @@ class Labels(Partition):
             test.append(held)
         return Split(train, test)
 
-    def _label_sets(self, classes: int, clients: int, rng: np.random.Generator) -> list[list[int]]:
+    def label_sets(self, classes: int, clients: int, rng: np.random.Generator) -> list[list[int]]:
+        """The labels of every client."""
         k = self.params.labels_per_client
         if self.params.labels == "random":
             # the labels with the fewest owners so far, at random among equals: no class runs out before the others

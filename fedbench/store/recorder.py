@@ -107,13 +107,14 @@ class DatabaseRecorder:
                     {
                         "evaluation_id": evaluation,
                         "client": client,
-                        "kind": "reliability",
+                        "kind": kind,
                         "bin": index,
                         "count": count,
                         "confidence": confidence,
                         "correct": correct,
                     }
-                    for client, rows in item.reliability.items()
+                    for kind, histograms in (("reliability", item.reliability), ("entropy", item.entropy))
+                    for client, rows in histograms.items()
                     for index, count, confidence, correct in rows
                 ]
                 connection.execute(insert(Metric), metrics)

@@ -554,7 +554,7 @@ def test_every_data_set_says_what_it_is(name: str) -> None:
     dataset = datasets.get(name)
 
     assert dataset.name() == name
-    assert len(dataset.sha256) == 64
+    assert dataset.sha256 is None or len(dataset.sha256) == 64
     assert len(dataset.shape) == 3
     assert dataset.title
 
