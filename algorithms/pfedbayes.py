@@ -67,22 +67,16 @@ class PFedBayes(Algorithm):
         return self.init_server(ctx.at(None))
 
     def update(self, down: Message, memory: State, data: ClientData, ctx: Ctx) -> tuple[Message, State]:
-        p, net = self.params, ctx.task.net
         own, shared = Gaussian(memory["mu"], memory["rho"]), Gaussian(down["mu"], down["rho"])
         own_optimizer = make_optimizer(own.parameter, ctx)
-        shared_optimizer = make_optimizer(shared.parameter, ctx, p.lr_global)
+        shared_optimizer = make_optimizer(shared.parameter, ctx, self.params.lr_global)
         restore_optimizer(own_optimizer, memory, "own.")
         restore_optimizer(shared_optimizer, memory, "shared.")
-        noise, random = ctx.rng("noise"), random_coordinates(net, p.bayes_norm)
-        n_factor = data.n if p.loss_scale == "sum" else 1
-        kl_weight = random * (n_factor * self._kl_weight(data.n, ctx))
+        noise, random = ctx.rng("noise"), self._random(ctx)
 
-        for x, y in local_batches(data, ctx):
-            loss_grad = partial(gradient, net, x, y, n_factor)
-            for _ in range(p.personal_steps):  # CE(theta; B) + KL weight * KL(own || shared), over own
-                set_elbo_grad(own, shared, kl_weight, loss_grad, random * p.noise_scale, p.samples, noise)
-                own.step(own_optimizer)
-            set_prior_grad(shared, own, kl_weight)  # KL(own || shared), over shared
+        for batch in local_batches(data, ctx):
+            self._personal_steps(own, shared, batch, own_optimizer, noise, data.n, ctx)
+            set_prior_grad(shared, own, random * self._kl_weight(data.n, ctx))  # KL(own || shared), over shared
             shared.step(shared_optimizer)
 
         message = shared.state()
@@ -91,24 +85,55 @@ class PFedBayes(Algorithm):
         kept = optimizer_state(own_optimizer, ctx, "own.") | optimizer_state(shared_optimizer, ctx, "shared.")
         return message, own.state() | kept
 
+    def _personal_steps(
+        self,
+        own: Gaussian,
+        shared: Gaussian,
+        batch: tuple[Tensor, Tensor],
+        optimizer: torch.optim.Optimizer,
+        noise: torch.Generator,
+        n: int,
+        ctx: Ctx,
+    ) -> None:
+        """K_p steps over own on one batch: CE(theta; B) + KL weight * KL(own || shared)."""
+        p, random = self.params, self._random(ctx)
+        loss_grad = partial(gradient, ctx.task.net, *batch, n if p.loss_scale == "sum" else 1)
+        for _ in range(p.personal_steps):
+            kl_weight = random * self._kl_weight(n, ctx)
+            set_elbo_grad(own, shared, kl_weight, loss_grad, random * p.noise_scale, p.samples, noise)
+            own.step(optimizer)
+
     def aggregate(self, server: State, uploads: Iterable[Upload], ctx: Ctx) -> State:
         return aggregate_gaussians(server, uploads, ctx, self.params.agg)
 
     def personal_model(
         self, server: State, memory: State, data: ClientData, ctx: Ctx, epochs: int | None
     ) -> State | None:
-        return memory
+        """The client's posterior; adapted: trained on with the server's as prior. A newcomer starts at the prior."""
+        if epochs is None:
+            return memory
+        start = server if ctx.client in ctx.task.newcomers else memory
+        own, shared = Gaussian(start["mu"], start["rho"]), Gaussian(server["mu"], server["rho"])
+        optimizer, noise = make_optimizer(own.parameter, ctx, ctx.protocol.adapt_lr), ctx.rng("adapt_noise")
+        for batch in data.batches(ctx.protocol.batch_size, ctx.rng("adapt"), epochs=epochs):
+            self._personal_steps(own, shared, batch, optimizer, noise, data.n, ctx)
+        return own.state()
 
     def predict(self, model: State, x: Tensor, ctx: Ctx, mode: PredictMode) -> Tensor:
         if mode == "mean":
             return predict_mean(model, x, ctx.task.net)
-        scale = random_coordinates(ctx.task.net, self.params.bayes_norm) * self.params.noise_scale
+        scale = self._random(ctx) * self.params.noise_scale
         return predict_mc(model, x, ctx.task.net, scale, ctx.protocol.mc_samples, ctx.rng("mc"))
 
+    def _random(self, ctx: Ctx) -> Tensor | float:
+        """1 where a parameter has a posterior, 0 where it is a point value."""
+        return random_coordinates(ctx.task.net, self.params.bayes_norm)
+
     def _kl_weight(self, n: int, ctx: Ctx) -> float:
-        """The KL's weight beside the mean loss of a batch."""
+        """The KL's weight beside the loss of a batch, at the loss's scale."""
         protocol = ctx.protocol
         per_pass = -(-n // protocol.batch_size)
         steps = protocol.tau if protocol.local_unit == "batch" else protocol.tau * per_pass
-        divisor = {"samples": n, "batches": steps * protocol.batch_size, "steps": steps}
-        return float(self.params.zeta / divisor[self.params.kl_scale])
+        divisor = {"samples": n, "batches": steps * protocol.batch_size, "steps": steps}[self.params.kl_scale]
+        scale = n if self.params.loss_scale == "sum" else 1
+        return float(scale * self.params.zeta / divisor)

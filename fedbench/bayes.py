@@ -66,9 +66,7 @@ def initial_gaussian(ctx: Ctx, rho: float, mu_std: float, bayes_norm: Literal["g
 
 def random_coordinates(net: Network, bayes_norm: Literal["gaussian", "point"]) -> Tensor | float:
     """1 where a parameter has a posterior, 0 where it is a point value; the plain number 1 when all have one."""
-    if bayes_norm == "gaussian" or not bool(net.norm_mask.any()):
-        return 1.0
-    return (~net.norm_mask).float()
+    return 1.0 if bayes_norm == "gaussian" or net.not_norm is None else net.not_norm
 
 
 def kl(mu1: Tensor, sigma1: Tensor, mu2: Tensor, sigma2: Tensor) -> float:

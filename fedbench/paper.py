@@ -27,6 +27,7 @@ class TableLayout(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     title: str
+    entries: list[str] = Field([], description="how the published numbers name the table; default: its own key")
     columns: list[str] = Field(description="published keys that make the columns, outermost first")
     metric: str = Field("acc", description="the published metric")
     views: list[Literal["PM", "GM"]] = ["PM", "GM"]

@@ -43,6 +43,8 @@ class Network:
         """What methods see as *the* parameters."""
         self.norm_mask = torch.cat([_filled(value, isinstance(layer, _NORMS)) for layer, value in contents])[part]
         """True at the affine parameters and the running statistics of normalisation layers."""
+        self.not_norm = (~self.norm_mask).float() if bool(self.norm_mask.any()) else None
+        """1 at all other coordinates, 0 at these; None where the network has no normalisation."""
         self.n_parameters = self.d - sum(s.numel() for layer in layers for s in _statistics(layer))
         """Length of the trained vector without running statistics."""
         self.uses_batch_statistics = any(isinstance(m, _BATCH_NORMS) and not m.track_running_stats for m in layers)

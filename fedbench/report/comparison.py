@@ -59,7 +59,7 @@ def paper_table(engine: Engine, paper: str, table: str) -> Table:
     entries = [
         entry
         for entry in load_published(paper)
-        if entry.table == table and entry.metric == layout.metric and entry.model in layout.views
+        if entry.table in (layout.entries or [table]) and entry.metric == layout.metric and entry.model in layout.views
     ]
     spots = _spots(known, layout, entries)
     runs = queries.finished_runs(engine)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -34,7 +35,8 @@ def measure(engine: Engine, runs: pd.DataFrame) -> pd.DataFrame:
 
     Per view: has (it was ever scored), value (the job's rule on the job's headline metric), rounds (where from), final
     (the same metric at the last round), and ECE, MCE, Brier, NLL at the best round and, as final_ece and so on, at the
-    last; by MC prediction where the run has it. A diverged run has a cost but no value; what is missing is NaN.
+    last; by MC prediction where the run has it. Personal models that clients adapt after training (`adapt_epochs`) are
+    the PM of a run that has them. A diverged run has a cost but no value; what is missing is NaN.
     """
     ids = [int(run) for run in runs["run"]]
     curves, figures, sent = _curves(engine, ids), _figures(engine, ids), _megabytes(engine, ids)
@@ -64,7 +66,8 @@ def measure(engine: Engine, runs: pd.DataFrame) -> pd.DataFrame:
 def _of_view(run: int, status: str, spec: JobSpec, view: str, curves: Curves, figures: Figures) -> dict[str, Any]:
     curve = curves.get((run, view, spec.protocol.headline), {})
     rounds = spec.protocol.rounds
-    found: dict[str, Any] = {"has": bool(curve), "rounds": ()}
+    adapted = figures.get((run, view, "adapt", "mean"), {})
+    found: dict[str, Any] = {"has": bool(curve) or bool(adapted), "rounds": ()}
     if status != "done":  # what a diverged run reached before is a curve, not a result
         return found
     if (headline := apply_rule(spec.protocol.rule, curve, rounds)) is not None:
@@ -74,6 +77,10 @@ def _of_view(run: int, status: str, spec: JobSpec, view: str, curves: Curves, fi
     for stage, prefix in (("best", ""), ("final", "final_")):
         closing = figures.get((run, view, stage, "mc")) or figures.get((run, view, stage, "mean"), {})
         found |= {prefix + name: closing[name] for name in CALIBRATION if name in closing}
+    if adapted:  # personal models that were made after training: one number, no curve
+        closing = figures.get((run, view, "adapt", "mc"), adapted)
+        found |= {"value": adapted[spec.protocol.headline], "rounds": (), "final": math.nan}
+        found |= {prefix + name: closing[name] for prefix in ("", "final_") for name in CALIBRATION}
     return found
 
 
@@ -88,7 +95,7 @@ def _curves(engine: Engine, runs: list[int]) -> Curves:
 
 
 def _figures(engine: Engine, runs: list[int]) -> Figures:
-    frame = queries.figures(engine, runs)
+    frame = queries.figures(engine, runs, ("best", "final", "adapt"))  # of adaptation the last, longest rung stays
     frame = frame[frame["split"] == "test"]
     found: dict[tuple[int, str, str, str], dict[str, float]] = {}
     columns = (frame[name] for name in ("run", "view", "stage", "predict", "name", "value"))

@@ -47,7 +47,8 @@ def finished_runs(engine: Engine, sweep: str | None = None) -> pd.DataFrame:
 
 def curves(engine: Engine, runs: list[int]) -> pd.DataFrame:
     """Pooled metrics over the rounds of training: run, round, view, predict, name, value."""
-    return figures(engine, runs, stages=("train",)).drop(columns=["stage", "step", "split", "client"])
+    frame = figures(engine, runs, stages=("train",))
+    return frame[frame["split"] == "test"].drop(columns=["stage", "step", "split", "client"])
 
 
 def figures(

@@ -178,7 +178,7 @@ def test_the_personal_posterior_persists_and_is_what_the_client_deploys(make_ctx
 
     # one Adam step moves a parameter by at most about lr; the second round goes on from the first
     assert (second["mu"] - fresh["mu"]).abs().max() > 1.5 * (first["mu"] - fresh["mu"]).abs().max()
-    assert algorithm.personal_model(server, first, data, ctx, 0) is first
+    assert algorithm.personal_model(server, first, data, ctx, None) is first
 
 
 def test_the_upload_is_the_global_copy_and_not_the_personal_posterior(make_ctx, make_algorithm):
