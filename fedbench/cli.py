@@ -28,9 +28,15 @@ app = typer.Typer(
 )
 queue_app = typer.Typer(no_args_is_help=True, help="Look at and change the queue.", rich_markup_mode=None)
 methods_app = typer.Typer(invoke_without_command=True, help="List the methods, or show one.", rich_markup_mode=None)
+datasets_app = typer.Typer(
+    invoke_without_command=True,
+    help="List the data sets and which of them are there, or show how one is cut into clients.",
+    rich_markup_mode=None,
+)
 db_app = typer.Typer(no_args_is_help=True, help="Look after the database.", rich_markup_mode=None)
 app.add_typer(queue_app, name="queue")
 app.add_typer(methods_app, name="methods")
+app.add_typer(datasets_app, name="datasets")
 app.add_typer(db_app, name="db")
 
 Db = Annotated[
@@ -277,13 +283,38 @@ def methods_show(name: str, as_json: AsJson = False) -> None:
     _show(rows, as_json=False)
 
 
-@app.command("datasets")
-def datasets_list(data: Data = None, as_json: AsJson = False) -> None:
-    """List the data sets, and which of them are there."""
-    from fedbench.catalogue import dataset_rows
-    from fedbench.dataset import data_root
+@datasets_app.callback()
+def datasets_list(context: typer.Context, data: Data = None, as_json: AsJson = False) -> None:
+    if context.invoked_subcommand is None:
+        from fedbench.catalogue import dataset_rows
+        from fedbench.dataset import data_root
 
-    _show(dataset_rows(data_root(data)), as_json)
+        _show(dataset_rows(data_root(data)), as_json)
+
+
+@datasets_app.command("show")
+def datasets_show(
+    name: Annotated[str, typer.Argument(help="the data set (see `fedbench datasets`)")],
+    partition: Annotated[str, typer.Option(help="how it is cut, with settings: 'shards[s=5]'")] = "labels",
+    clients: Annotated[int, typer.Option(min=1, help="number of clients")] = 10,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    size: Annotated[str | None, typer.Option(help="small, medium or large, for partitions that have sizes")] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for the pictures [plots/ beside the database]")] = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show which client gets how many samples of which labels, and draw it as PNG and SVG."""
+    from fedbench.dataset import data_root
+    from fedbench.report.split_view import plot_split, view_split
+    from fedbench.store.database import database_url, results_folder
+
+    view = view_split(name, partition, clients, seed, size, data_root(data))
+    paths = [str(path) for path in plot_split(view, out or results_folder(database_url()) / "plots")]
+    if as_json:
+        print(json.dumps({**view.content(), "files": paths}, indent=2))
+        return
+    _show(view.rows(), as_json=False)
+    print(view.summary_text(), *paths, sep="\n")
 
 
 @app.command("grids")

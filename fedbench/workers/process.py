@@ -125,6 +125,7 @@ def run_claimed(
         device=torch.device(slot.device),
         data_root=data_root,
         checkpoint_seconds=float(os.environ.get("FEDBENCH_CHECKPOINT_SECONDS", "30")),
+        memory_budget=int(float(os.environ.get("FEDBENCH_MEMORY_GB", "2")) * 2**30),
         should_stop=orders.should_stop,
         progress=lambda round_, accuracy: orders.tell(RoundDone(claim.key, round_, accuracy)),
     )
