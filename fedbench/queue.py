@@ -14,7 +14,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Connection, Engine, Float, cast, delete, func, literal_column, select, update
+from sqlalchemy import Connection, Engine, Float, cast, delete, func, insert, literal_column, select, update
 from sqlalchemy.sql.elements import ColumnElement
 
 from fedbench.errors import FedbenchError
@@ -71,8 +71,8 @@ def worker_name(pid: int | None = None) -> str:
 def enqueue(engine: Engine, name: str, grid: dict[str, Any], jobs: Sequence[JobSpec], priority: int = 0) -> int:
     """Add the jobs that the database does not hold, and make them the sweep `name`. Returns the sweep's id."""
     with writing(engine).begin() as connection:
-        insert = import_module(f"sqlalchemy.dialects.{engine.dialect.name}").insert
-        connection.execute(insert(Sweep).values(name=name, grid=grid).on_conflict_do_nothing())
+        upsert = import_module(f"sqlalchemy.dialects.{engine.dialect.name}").insert
+        connection.execute(upsert(Sweep).values(name=name, grid=grid).on_conflict_do_nothing())
         sweep = connection.execute(select(Sweep.id).where(Sweep.name == name)).scalar_one()
         connection.execute(update(Sweep).where(Sweep.id == sweep).values(grid=grid))
         connection.execute(delete(SweepJob).where(SweepJob.sweep_id == sweep))
@@ -88,9 +88,9 @@ def enqueue(engine: Engine, name: str, grid: dict[str, Any], jobs: Sequence[JobS
                 }
                 for key, job in part.items()
             ]
-            connection.execute(insert(Job).on_conflict_do_nothing(), rows)
+            connection.execute(upsert(Job).on_conflict_do_nothing(), rows)
             ids = connection.execute(select(Job.id).where(Job.key.in_(part))).scalars()
-            connection.execute(insert(SweepJob), [{"sweep_id": sweep, "job_id": job} for job in ids])
+            connection.execute(upsert(SweepJob), [{"sweep_id": sweep, "job_id": job} for job in ids])
         return int(sweep)
 
 
@@ -109,9 +109,11 @@ def reap(engine: Engine) -> int:
             connection.execute(update(Job).where(Job.id == row.id).values(**values))
             if give_up:
                 note = f"the worker died {row.attempts} times while it ran this job (out of memory?)"
-                connection.execute(
-                    update(Run).where(Run.job_id == row.id, Run.status == "running").values(status="failed", error=note)
-                )
+                unfinished = Run.job_id == row.id, Run.status.in_(("running", "interrupted"))
+                closed = connection.execute(update(Run).where(*unfinished).values(status="failed", error=note))
+                if not closed.rowcount:  # it died before it began: keep the reason all the same
+                    values = {"job_id": row.id, "status": "failed", "device": "", "host": "", "versions": {}}
+                    connection.execute(insert(Run).values(**values, started=now(connection), error=note))
         return len(dead)
 
 
@@ -194,7 +196,7 @@ def listing(engine: Engine, statuses: Sequence[str] = (), sweep: int | None = No
                 last_round=row.last_round or 0,
                 error=row.error or "",
             )
-            for row in connection.execute(query.order_by(Job.id))
+            for row in connection.execute(query.order_by(Job.priority.desc(), Job.id))
         ]
 
 
@@ -240,6 +242,11 @@ def _is_dead(worker: str | None) -> bool:
     here, _, pid = (worker or "").rpartition("/")
     if here != worker_name().rpartition("/")[0] or not pid.isdigit():
         return False
+    try:
+        if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
+            return True  # killed, and not waited for: for ever so in a container without an init process
+    except OSError:
+        pass
     try:
         os.kill(int(pid), 0)
     except ProcessLookupError:

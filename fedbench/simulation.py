@@ -285,6 +285,8 @@ def _resume_or_begin(algorithm: Algorithm, ctx: Ctx, recorder: Recorder, place: 
     def first_memory(client: int) -> State:
         return algorithm.init_client(ctx.at(client))
 
+    if not recorder.last_round():
+        checkpoint.remove(place.checkpoints)  # of an earlier run of this job, which failed
     store = ClientStore(first_memory, place.checkpoints, budget=place.memory_budget, device=place.device)
     content = checkpoint.load_newest(
         place.checkpoints, recorder.last_round(), lambda content: is_whole(place.checkpoints, content["clients"])

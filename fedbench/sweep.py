@@ -105,8 +105,7 @@ def _verdict(engine: Engine, url: URL, name: str, sweep: int, console: Console, 
     counts = queue.counts(engine, sweep)
     failed = queue.listing(engine, ("failed",), sweep)
     for job in failed:
-        reason = (job.error.strip() or "no reason recorded").splitlines()[-1]
-        console.print(f"failed: {job.key[:10]} {job.spec.label}: {reason}", style="red")
+        console.print(f"failed: {job.key[:10]} {job.spec.label}: {_reason(job.error)}", style="red")
     if failed:
         console.print(f"Why: fedbench queue show {failed[0].key[:10]}")
         console.print("Again: fedbench queue retry, then the same command.")
@@ -117,6 +116,13 @@ def _verdict(engine: Engine, url: URL, name: str, sweep: int, console: Console, 
     if counts.get("cancelled"):
         console.print("Cancelled jobs stay out until `fedbench queue retry`.")
     return 0
+
+
+def _reason(error: str) -> str:
+    """The line of a message, or of a traceback with notes, that says what happened."""
+    lines = error.strip().splitlines() or ["no reason recorded"]
+    indented = [number for number, line in enumerate(lines) if line.startswith(" ")]
+    return lines[indented[-1] + 1] if lines[0].startswith("Traceback") and indented else lines[0]
 
 
 def work(url: URL, slots: list[Slot], data_root: Path, console: Console) -> int:

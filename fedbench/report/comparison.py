@@ -84,7 +84,7 @@ def paper_places(paper: Paper, layout: TableLayout, entries: Sequence[Published]
     found: dict[Place, tuple[str, ...]] = {}
     for entry in entries:
         printed = entry.model_dump()
-        words = tuple(str(printed[key]) for key in layout.columns)
+        words = tuple(_words(key, printed[key]) for key in layout.columns)
         found.setdefault(tuple((key, _setting(paper, key, printed[key])) for key in layout.columns), words)
     return found
 
@@ -96,6 +96,11 @@ def _layout(paper: Paper, table: str) -> TableLayout:
     if layout.metric not in FIGURES:
         raise FedbenchError(f"table {table} of {paper.name} shows {layout.metric!r}, which is not measured.")
     return layout
+
+
+def _words(key: str, printed: Any) -> str:
+    """A heading: a name speaks for itself, a number needs its own."""
+    return printed if isinstance(printed, str) else f"{key}={printed}"
 
 
 def _setting(paper: Paper, key: str, printed: Any) -> Any:

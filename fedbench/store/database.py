@@ -31,7 +31,7 @@ def database_url(given: str | None = None) -> URL:
         return URL.create("sqlite", database=str(Path(where).expanduser()))
     try:
         return make_url(where)
-    except ArgumentError:
+    except (ArgumentError, ValueError):  # the latter for a port that is no number
         raise FedbenchError(
             "--db is neither a path nor a database URL.", "Write postgresql+psycopg://user@host/name, or a path."
         ) from None
@@ -49,14 +49,17 @@ def open_database(url: URL, *, create: bool) -> Engine:
     with clear_errors(url):
         engine = _engine(url)
         found = _revision(engine)
-        if found == SCHEMA:
-            return engine
         if found is None:
-            if inspect(engine).get_table_names():
+            # One look: a database that another process makes at this moment has all of its tables, or none.
+            tables = inspect(engine).get_table_names()
+            if tables and "alembic_version" not in tables:
                 raise FedbenchError(f"{shown(url)} is a database, but not fedbench's.", "Choose another with --db.")
             if not create:
                 raise FedbenchError(f"{shown(url)} holds no results yet.", "Run a grid: fedbench run --grid quickstart")
+            _use_wal(engine)
             migrate(engine)
+        elif found == SCHEMA:
+            _use_wal(engine)
         elif found not in known_revisions():
             raise FedbenchError(
                 f"{shown(url)} was written by a newer fedbench (schema {found}, this one knows {SCHEMA}).",
@@ -104,7 +107,7 @@ def shown(url: URL) -> str:
     """The database's name for messages; never its password."""
     if url.get_backend_name() == "sqlite":
         return str(url.database)
-    return url.render_as_string(hide_password=True)
+    return url.difference_update_query(["password"]).render_as_string(hide_password=True)
 
 
 @contextmanager
@@ -140,8 +143,14 @@ def _hint(error: DBAPIError) -> str:
 def _prepare_file(url: URL, create: bool) -> None:
     if not url.database or url.database == ":memory:":
         raise FedbenchError("a database in memory is gone with the process.", "Give --db a path.")
+    if url.database.startswith("file:"):
+        raise FedbenchError("--db does not take SQLite's file: URIs.", "Give it a path.")
     path = Path(url.database)
-    if not path.exists() and not create:
+    try:
+        exists = path.exists()
+    except OSError as error:
+        raise FedbenchError(f"{path} cannot be a database: {error.strerror}.", "Give --db another path.") from None
+    if not exists and not create:
         raise FedbenchError(f"there is no database {path}.", "Run a grid first: fedbench run --grid quickstart")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -163,7 +172,7 @@ def _engine(url: URL) -> Engine:
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:
         connection.isolation_level = None  # BEGIN is ours: pysqlite would start transactions too late to lock
-        for pragma in ("journal_mode=WAL", "synchronous=NORMAL", "foreign_keys=ON"):
+        for pragma in ("synchronous=NORMAL", "foreign_keys=ON"):
             connection.execute(f"PRAGMA {pragma}")
 
     @event.listens_for(engine, "begin")
@@ -172,6 +181,14 @@ def _engine(url: URL) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("write") else "BEGIN")
 
     return engine
+
+
+def _use_wal(engine: Engine) -> None:
+    """Kept in the file, so it must be known to be fedbench's first; not possible inside a transaction."""
+    if engine.dialect.name == "sqlite":
+        connection = engine.raw_connection()
+        connection.cursor().execute("PRAGMA journal_mode=WAL")
+        connection.close()
 
 
 def _revision(engine: Engine) -> str | None:

@@ -26,7 +26,7 @@ class Display:
         self._progress: Progress | None = None
         if console.is_terminal:
             self._progress = Progress(
-                TextColumn("{task.description}"),
+                TextColumn("{task.description}", markup=False),
                 BarColumn(),
                 MofNCompleteColumn(),
                 TimeRemainingColumn(),

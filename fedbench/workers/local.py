@@ -33,7 +33,7 @@ class _Worker:
         self.process = mp.get_context("spawn").Process(
             target=worker_main, args=(other, url, sweep, slot, data_root), daemon=True
         )
-        with _environment(slot.environment):
+        with _environment(slot.environment), _no_interrupts():
             self.process.start()
         other.close()
 
@@ -136,6 +136,16 @@ def _interrupts() -> Iterator[list[int]]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """A process started meanwhile inherits the block, until it ignores Ctrl-C; the parent's own Ctrl-C waits."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import traceback
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
@@ -20,6 +21,9 @@ from fedbench.errors import FedbenchError
 from fedbench.store.database import clear_errors, open_database, results_folder, writing
 from fedbench.store.recorder import DatabaseRecorder
 from fedbench.workers.slots import Slot
+
+if TYPE_CHECKING:
+    from fedbench.simulation import Surroundings
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def run_claimed(
     """Run one job that this worker holds. A failure of the job is recorded, a failure of the database is raised."""
     import torch
 
-    from fedbench.simulation import Surroundings, simulate
+    from fedbench.simulation import Surroundings
 
     recorder = DatabaseRecorder(engine, claim.job_id, name)
     torch.set_num_threads(recorder.threads(slot.threads))
@@ -132,22 +136,30 @@ def run_claimed(
     started = time.monotonic()
     with _Heartbeat(engine, claim.job_id, name):
         try:
-            outcome: str = simulate(claim.spec, recorder, place)
-            recorder.finish(outcome)
-            error = ""
-        except queue.LeaseLostError:
+            outcome, error = _simulated(claim, recorder, place)
+        except queue.LeaseLostError:  # also while a failure is recorded
             outcome, error = "lost", "another worker has taken it over"
-        except (SQLAlchemyError, OSError):
-            raise
-        except FedbenchError as problem:
-            outcome, error = "failed", str(problem)
-            recorder.fail(error)
-        except Exception as problem:
-            outcome, error = "failed", f"{type(problem).__name__}: {problem}"
-            recorder.fail(traceback.format_exc())
     if outcome in queue.FINISHED:
         checkpoint.remove(checkpoints)
     orders.tell(Ended(claim.key, outcome, time.monotonic() - started, error))
+
+
+def _simulated(claim: queue.Claim, recorder: DatabaseRecorder, place: Surroundings) -> tuple[str, str]:
+    """Runs the job and closes its run; returns the outcome and, for a failure, its reason."""
+    from fedbench.simulation import simulate
+
+    try:
+        outcome = simulate(claim.spec, recorder, place)
+    except (SQLAlchemyError, OSError, queue.LeaseLostError):
+        raise
+    except FedbenchError as problem:
+        recorder.fail(str(problem))
+        return "failed", str(problem)
+    except Exception as problem:
+        recorder.fail(traceback.format_exc())
+        return "failed", f"{type(problem).__name__}: {problem}"
+    recorder.finish(outcome)
+    return outcome, ""
 
 
 class _Heartbeat:

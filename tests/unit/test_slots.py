@@ -1,0 +1,100 @@
+"""Device slots: how many workers there are, on which devices, and what each of them gets."""
+
+import pytest
+
+from fedbench.errors import FedbenchError
+from fedbench.workers import slots
+from fedbench.workers.slots import make_slots
+
+
+@pytest.fixture(autouse=True)
+def eight_cores(monkeypatch):
+    monkeypatch.setattr(slots, "cores", lambda: 8)
+
+
+def names(found):
+    return [slot.name for slot in found]
+
+
+# --- CPU ---
+
+
+def test_a_machine_without_cuda_has_a_worker_of_one_thread_per_core():
+    found = make_slots(cuda=0)
+
+    assert [(slot.name, slot.device, slot.threads) for slot in found] == [("cpu", "cpu", 1)] * 8
+
+
+@pytest.mark.parametrize(("workers", "threads"), [(1, 8), (2, 4), (3, 2), (8, 1), (20, 1)])
+def test_the_cores_are_divided_among_the_workers(workers, threads):
+    found = make_slots(workers=workers, cuda=0)
+
+    assert [slot.threads for slot in found] == [threads] * workers
+
+
+def test_several_workers_per_device_multiply_the_cores():
+    assert len(make_slots(per_device=2, cuda=0)) == 16
+
+
+def test_the_cpu_can_be_asked_for_on_a_machine_with_cuda():
+    assert names(make_slots("cpu", workers=3, cuda=4)) == ["cpu"] * 3
+
+
+def test_a_worker_on_the_cpu_sees_no_cuda_device_and_keeps_to_its_threads():
+    (first, _) = make_slots(workers=2, cuda=0)
+
+    assert first.environment == {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4"}
+
+
+def test_the_cores_are_those_that_this_process_may_use(monkeypatch):
+    monkeypatch.undo()
+    monkeypatch.setattr(slots.os, "sched_getaffinity", lambda process: {3, 5, 7}, raising=False)
+
+    assert slots.cores() == 3
+
+
+# --- CUDA ---
+
+
+def test_every_cuda_device_has_a_worker():
+    found = make_slots(cuda=4)
+
+    assert names(found) == ["cuda:0", "cuda:1", "cuda:2", "cuda:3"]
+    assert [slot.threads for slot in found] == [2] * 4
+
+
+def test_devices_can_be_chosen():
+    assert names(make_slots("cuda:2, cuda:0", cuda=4)) == ["cuda:2", "cuda:0"]
+
+
+def test_a_device_can_have_several_workers():
+    assert names(make_slots("cuda:1,cuda:3", per_device=2, cuda=4)) == ["cuda:1", "cuda:1", "cuda:3", "cuda:3"]
+
+
+def test_there_are_no_more_workers_than_asked_for():
+    assert names(make_slots(workers=2, cuda=4)) == ["cuda:0", "cuda:1"]
+
+
+def test_a_worker_sees_its_cuda_device_alone():
+    found = make_slots("cuda:2", cuda=4)
+
+    assert [(slot.device, slot.environment["CUDA_VISIBLE_DEVICES"]) for slot in found] == [("cuda:0", "2")]
+
+
+def test_a_worker_beside_a_cuda_device_keeps_to_its_threads():
+    found = make_slots(cuda=4)
+
+    assert {(slot.environment["OMP_NUM_THREADS"], slot.environment["MKL_NUM_THREADS"]) for slot in found} == {
+        ("2", "2")
+    }
+
+
+# --- mistakes ---
+
+
+@pytest.mark.parametrize("device", ["cuda:4", "cuda", "gpu", "cuda:-1"])
+def test_an_unknown_device_is_a_clear_error_that_lists_those_present(device):
+    with pytest.raises(FedbenchError, match=f"no device '{device}'") as caught:
+        make_slots(f"cuda:0,{device}", cuda=2)
+
+    assert caught.value.hint == "Present: cpu, cuda:0, cuda:1."
