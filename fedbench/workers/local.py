@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -141,6 +142,7 @@ def _interrupts() -> Iterator[list[int]]:
 @contextmanager
 def _no_interrupts() -> Iterator[None]:
     """A process started meanwhile inherits the block, until it ignores Ctrl-C; the parent's own Ctrl-C waits."""
+    resource_tracker.ensure_running()  # whose own start would lift the block
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
