@@ -9,7 +9,7 @@ from pydantic import Field
 
 from fedbench.algorithm import Algorithm, Cohort, Ctx, Message, Params, State, Upload
 from fedbench.task import ClientData
-from fedbench.training import local_sgd
+from fedbench.training import fine_tune, local_sgd
 
 
 class LocalParams(Params):
@@ -47,4 +47,5 @@ class Local(Algorithm):
     def personal_model(
         self, server: State, memory: State, data: ClientData, ctx: Ctx, epochs: int | None
     ) -> State | None:
-        return memory
+        """The client's model; adapted: trained on."""
+        return memory if epochs is None else {"w": fine_tune(memory["w"], data, ctx, epochs)}
