@@ -115,13 +115,13 @@ class JobSpec(Frozen):
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All settings in one flat dictionary."""
+        """All settings in one flat dictionary, as JSON would hold them."""
         return {
             "method": self.method,
             "seed": self.seed,
-            **self.task.model_dump(),
+            **self.task.model_dump(mode="json"),
             **self.partition_params,
-            **self.protocol.model_dump(),
+            **self.protocol.model_dump(mode="json"),
             **self.params,
         }
 

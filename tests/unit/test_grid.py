@@ -676,7 +676,7 @@ def test_every_shipped_grid_expands_and_has_the_name_of_its_file(name: str) -> N
     [
         ("quickstart", 12),  # 4 methods * 3 seeds
         ("cifar_small", 9),  # 3 methods * 1 size * 3 seeds
-        ("pfedbayes_mnist", 63),  # 4 methods * 3 sizes * 3 seeds
+        ("pfedbayes_mnist", 63),  # 7 methods * 3 sizes * 3 seeds
         ("pfedbayes_fmnist", 63),
         ("pfedbayes_cifar10", 63),
     ],

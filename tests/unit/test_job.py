@@ -50,7 +50,7 @@ PROTOCOL_DEFAULTS = {
     "eval_every": 10,
     "rule": "final",
     "headline": "accuracy",
-    "adapt_epochs": (),
+    "adapt_epochs": [],
     "adapt_from": "final",
     "adapt_lr": None,
     "adapt_part": "all",
@@ -121,7 +121,9 @@ def job(method: str = "fedavg", **settings: Any) -> JobSpec:
 
 
 def defaults_of(section: Any) -> dict[str, Any]:
-    return {name: field.default for name, field in section.model_fields.items() if not field.is_required()}
+    """As JSON would hold them: without tuples."""
+    defaults = {name: field.default for name, field in section.model_fields.items() if not field.is_required()}
+    return {name: list(value) if isinstance(value, tuple) else value for name, value in defaults.items()}
 
 
 @pytest.fixture

@@ -83,4 +83,4 @@ def test_it_has_personal_models_and_no_global_one(make_ctx, make_algorithm):
     algorithm, memory = make_algorithm("local"), {"w": ctx.task.initial}
 
     assert algorithm.global_model({}, memory, ctx.task.train_data(0), ctx) is None
-    assert algorithm.personal_model({}, memory, ctx.task.train_data(0), ctx, 0) is memory
+    assert algorithm.personal_model({}, memory, ctx.task.train_data(0), ctx, None) is memory

@@ -84,7 +84,8 @@ def test_the_facts_are_what_all_runs_share() -> None:
 def test_a_method_is_titled_as_the_paper_prints_it() -> None:
     assert method_title("perfedavg", "pfedbayes") == "Per-FedAvg"
     assert method_title("fedavg") == "FedAvg"
-    assert method_title("local", "pfedbayes") == "local"
+    assert method_title("local", "pfedbayes") == "Local"
+    assert method_title("my_own") == "my_own"
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_the_panels_are_pm_and_gm_and_a_method_is_in_those_that_it_has(lab, stor
 
     assert [panel.get_title() for panel in figure.axes] == ["personal models (PM)", "global model (GM)"]
     assert [len(panel.lines) for panel in figure.axes] == [2, 2]
-    assert legend(figure) == ["FedAvg", "local", "pFedBayes"]
+    assert legend(figure) == ["FedAvg", "Local", "pFedBayes"]
 
 
 def test_only_the_panels_that_exist_are_drawn(lab, story) -> None:
@@ -189,7 +189,7 @@ def test_the_figures_of_a_paper_show_the_runs_of_its_cells_only(lab, story) -> N
 
     assert list(figures) == ["pfedbayes-mnist-small-accuracy", "pfedbayes-mnist-medium-accuracy"]
     small = figures["pfedbayes-mnist-small-accuracy"]
-    assert legend(small) == ["FedAvg", "local"]
+    assert legend(small) == ["FedAvg", "Local"]
     assert drawn(small.axes[0]) == [([5.0], [25.0]), ([5.0], [25.0])]
 
 

@@ -124,7 +124,7 @@ def test_every_job_of_the_grids_that_fill_a_table_belongs_to_exactly_its_cell() 
         assert {spec.method for spec in specs} == {method}
         assert {(spec.task.dataset, spec.partition_params["size"]) for spec in specs} == {tuple(dict(place).values())}
         assert sorted(spec.seed for spec in specs) == [0, 1, 2]
-    assert sum(len(members) for members in found.cells.values()) == len(jobs) == 3 * 4 * 3 * 3
+    assert sum(len(members) for members in found.cells.values()) == len(jobs) == 3 * 7 * 3 * 3
 
 
 def test_runs_are_sorted_into_cells_and_the_others_say_why_they_are_not() -> None:
