@@ -92,7 +92,8 @@ def run(planned: Plan, url: URL, slots: list[Slot], data_root: Path, console: Co
     sweep = queue.enqueue(engine, name, planned.grid.model_dump(mode="json"), planned.jobs)
     console.print(planned.summary(len(slots)))
     if planned.todo:
-        rounds = sum(job.protocol.rounds for job in planned.todo)
+        waiting = queue.listing(engine, ("pending", "running"), sweep)
+        rounds = sum(job.spec.protocol.rounds - job.last_round for job in waiting)
         with Display(console, len(planned.todo), rounds) as display:
             finished = run_sweep(engine, url, sweep, slots, data_root, display)
         if not finished:
@@ -137,7 +138,7 @@ def work(url: URL, slots: list[Slot], data_root: Path, console: Console) -> int:
         console.print(f"no job is waiting in {shown(url)}.")
         return 0
     before = queue.counts(engine).get("failed", 0)
-    with Display(console, len(waiting), sum(job.spec.protocol.rounds for job in waiting)) as display:
+    with Display(console, len(waiting), sum(job.spec.protocol.rounds - job.last_round for job in waiting)) as display:
         finished = run_sweep(engine, url, None, slots, data_root, display)
     if not finished:
         return INTERRUPTED

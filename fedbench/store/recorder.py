@@ -39,7 +39,7 @@ class DatabaseRecorder:
             versions = connection.execute(
                 select(Run.versions).where(Run.job_id == self._job, Run.status.in_(UNFINISHED)).order_by(Run.id.desc())
             ).scalar()
-        self._threads = int(versions["threads"]) if versions else wanted
+        self._threads = int(versions.get("threads", wanted)) if versions else wanted
         return self._threads
 
     def start(self, *, rounds: int, split_hash: str, device: str) -> None:

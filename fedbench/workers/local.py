@@ -19,7 +19,7 @@ from sqlalchemy.engine import URL
 from fedbench import queue
 from fedbench.errors import FedbenchError
 from fedbench.workers.display import Display
-from fedbench.workers.process import Trouble, worker_main
+from fedbench.workers.process import Claimed, Trouble, checkpoint_seconds, memory_budget, worker_main
 from fedbench.workers.slots import Slot
 
 POLL_SECONDS = 0.2
@@ -30,6 +30,8 @@ class _Worker:
 
     def __init__(self, slot: Slot, url: URL, sweep: int | None, data_root: Path) -> None:
         self.slot = slot
+        self.began = False
+        """Whether it ever claimed a job."""
         self.connection, other = mp.get_context("spawn").Pipe()
         self.process = mp.get_context("spawn").Process(
             target=worker_main, args=(other, url, sweep, slot, data_root), daemon=True
@@ -50,6 +52,7 @@ def run_sweep(
 
     Raises FedbenchError when the workers cannot go on.
     """
+    checkpoint_seconds(), memory_budget()  # a wrong environment shows here, not in every worker
     with _interrupts() as interrupts:
         queue.reap(engine)
         while not interrupts:
@@ -104,11 +107,17 @@ def _run_workers(
                     del workers[connection]
                     worker.process.join()
                     if worker.process.exitcode and not stopped:
+                        if not worker.began:
+                            trouble = Trouble(
+                                "workers die before they begin.", "See the messages above; fedbench doctor"
+                            )
+                            continue
                         display.died(worker.slot, worker.process.exitcode)
                         queue.reap(engine)
                         if queue.counts(engine, sweep).get("pending"):
                             start(worker.slot)
                     continue
+                worker.began = worker.began or isinstance(event, Claimed)
                 if isinstance(event, Trouble):
                     trouble = event
                 else:

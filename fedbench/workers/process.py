@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import threading
@@ -63,6 +64,29 @@ class Trouble:
 
 
 Event = Claimed | RoundDone | Ended | Trouble
+
+
+def checkpoint_seconds() -> float:
+    """Time between checkpoints; raises FedbenchError when the environment holds no number."""
+    return _from_environment("FEDBENCH_CHECKPOINT_SECONDS", 30.0)
+
+
+def memory_budget() -> int:
+    """Bytes of client memories in RAM; raises FedbenchError when the environment holds no number."""
+    return int(_from_environment("FEDBENCH_MEMORY_GB", 2.0) * 2**30)
+
+
+def _from_environment(name: str, default: float) -> float:
+    text = os.environ.get(name, "")
+    try:
+        value = float(text) if text else default
+    except ValueError:
+        value = math.nan
+    if not value >= 0:
+        raise FedbenchError(
+            f"{name} is {text!r}, which is not a number of at least 0.", f"Unset it, or say {default:g}."
+        )
+    return value
 
 
 class Orders:
@@ -128,8 +152,8 @@ def run_claimed(
         checkpoints=checkpoints,
         device=torch.device(slot.device),
         data_root=data_root,
-        checkpoint_seconds=float(os.environ.get("FEDBENCH_CHECKPOINT_SECONDS", "30")),
-        memory_budget=int(float(os.environ.get("FEDBENCH_MEMORY_GB", "2")) * 2**30),
+        checkpoint_seconds=checkpoint_seconds(),
+        memory_budget=memory_budget(),
         should_stop=orders.should_stop,
         progress=lambda round_, accuracy: orders.tell(RoundDone(claim.key, round_, accuracy)),
     )

@@ -12,9 +12,10 @@ import pytest
 COMMAND = Path(sys.executable).with_name("fedbench")
 NO_NETWORK = dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9")
 """A proxy that does not answer."""
+# two jobs that end well, and one that diverges
 TINY = """
 name: tiny
-methods: [fedavg, local]
+methods: [fedavg, local, {fedprox: {lr: 1.0e+30}}]
 tasks: [{dataset: digits}]
 set: {rounds: 3, eval_every: 1}
 axes: {seed: [0]}
@@ -31,6 +32,7 @@ class Place:
         clean = {name: value for name, value in os.environ.items() if not name.startswith("FEDBENCH_")}
         (home / "data").mkdir()
         here = {"HOME": str(home), "FEDBENCH_DATA": str(home / "data"), "COLUMNS": "200", "PYTHONSAFEPATH": "1"}
+        here["OMP_WAIT_POLICY"] = "passive"  # threads that wait must not spin on a busy machine
         self.environment = {**clean, **NO_NETWORK, **here, **environment}
 
     def write(self, name, text):

@@ -41,7 +41,7 @@ def strike(blow):
         os.killpg(os.getpgrp(), signal.SIGKILL)
     elif blow == "Ctrl-C":
         os.killpg(os.getpgrp(), signal.SIGINT)
-        time.sleep(2)  # a round long enough for the word to arrive
+        time.sleep(1)  # a round long enough for the word to arrive
     elif blow == "Ctrl-C twice":
         os.killpg(os.getpgrp(), signal.SIGINT)
         time.sleep(1)

@@ -12,7 +12,18 @@ from fedbench import queue
 from fedbench.algorithm import methods
 from fedbench.errors import FedbenchError
 from fedbench.store.database import database_url, open_database, writing
-from fedbench.workers.process import Claimed, Ended, Orders, RoundDone, Trouble, run_claimed, work, worker_main
+from fedbench.workers.process import (
+    Claimed,
+    Ended,
+    Orders,
+    RoundDone,
+    Trouble,
+    checkpoint_seconds,
+    memory_budget,
+    run_claimed,
+    work,
+    worker_main,
+)
 from fedbench.workers.slots import Slot
 
 CPU = Slot("cpu", "cpu", 1)
@@ -372,3 +383,17 @@ def test_a_worker_whose_disk_is_full_tells_the_trouble(told_by_worker, engine, m
     *_, event = told_by_worker(engine.url)
 
     assert event == Trouble("No space left on device: /results/checkpoints", "Mend it and run the same command.")
+
+
+@pytest.mark.parametrize("value", ["soon", "-1", "nan"])
+def test_a_wrong_number_in_the_environment_is_one_clear_message(monkeypatch, value):
+    monkeypatch.setenv("FEDBENCH_CHECKPOINT_SECONDS", value)
+
+    with pytest.raises(FedbenchError, match="FEDBENCH_CHECKPOINT_SECONDS"):
+        checkpoint_seconds()
+
+
+def test_the_environment_sets_the_memory_budget_in_gigabytes(monkeypatch):
+    monkeypatch.setenv("FEDBENCH_MEMORY_GB", "0.5")
+
+    assert memory_budget() == 2**29
