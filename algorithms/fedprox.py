@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pydantic import Field
-from torch import Tensor
 
 from fedbench.algorithm import Ctx, Message, Params, State
 from fedbench.task import ClientData
-from fedbench.training import local_sgd
+from fedbench.training import local_sgd, proximal
 
 from .fedavg import FedAvg
 
@@ -21,10 +20,5 @@ class FedProx(FedAvg):
     Params = FedProxParams
 
     def update(self, down: Message, memory: State, data: ClientData, ctx: Ctx) -> tuple[Message, State]:
-        anchor = down["w"]
-
-        def proximal(w: Tensor, grad: Tensor) -> None:
-            grad.add_(w - anchor, alpha=self.params.mu)
-
-        w, kept = local_sgd(anchor, data, ctx, memory, extra_grad=proximal)
+        w, kept = local_sgd(down["w"], data, ctx, memory, extra_grad=proximal(down["w"], self.params.mu))
         return {"w": w}, kept

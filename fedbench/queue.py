@@ -112,8 +112,11 @@ def reap(engine: Engine) -> int:
                 unfinished = Run.job_id == row.id, Run.status.in_(("running", "interrupted"))
                 closed = connection.execute(update(Run).where(*unfinished).values(status="failed", error=note))
                 if not closed.rowcount:  # it died before it began: keep the reason all the same
-                    values = {"job_id": row.id, "status": "failed", "device": "", "host": "", "versions": {}}
-                    connection.execute(insert(Run).values(**values, started=now(connection), error=note))
+                    place = {"device": "", "host": "", "versions": {}}
+                    made = insert(Run).values(
+                        job_id=row.id, status="failed", started=now(connection), error=note, **place
+                    )
+                    connection.execute(made)
         return len(dead)
 
 

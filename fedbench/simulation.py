@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from fedbench import checkpoint
 from fedbench.algorithm import Algorithm, Cohort, Ctx, Message, State, Upload, methods, polls
 from fedbench.closing import adapted, closing, novel
 from fedbench.evaluation import VIEWS, Standing
-from fedbench.job import JobSpec
+from fedbench.job import JobSpec, canonical_json
 from fedbench.memory import RAM_BUDGET, ClientStore, is_whole, remove_unlisted
 from fedbench.records import Cost, Evaluation, Phase, Recorder, RoundRecord, View
 from fedbench.schedule import in_window, is_evaluated
@@ -75,11 +76,32 @@ class Traffic:
     bytes_up: int = 0
 
 
+def check_jobs(jobs: Iterable[JobSpec], root: Path) -> None:
+    """Set up every task and every method on it once, so that a mistake shows before anything runs.
+
+    Raises FedbenchError: missing data, a partition that does not fit, a method that cannot work on the network.
+    """
+
+    def task_of(job: JobSpec) -> str:
+        return canonical_json([job.task.model_dump(), job.partition_params, job.seed])
+
+    for _, group in groupby(sorted(jobs, key=task_of), key=task_of):
+        alike = list(group)
+        task = Task(alike[0], device=CPU, root=root)
+        for job in alike:
+            make_algorithm(job).init_server(Ctx(task, job.protocol, job.seed))
+
+
+def make_algorithm(job: JobSpec) -> Algorithm:
+    """The job's method with its parameters."""
+    algorithm = methods.get(job.method)
+    return algorithm(algorithm.Params.model_validate(job.params))
+
+
 def simulate(job: JobSpec, recorder: Recorder, place: Surroundings) -> Outcome:
     """Run a job to its end, from its last checkpoint if there is one. What it measures goes to the recorder."""
     task = Task(job, device=place.device, root=place.data_root)
-    algorithm_class = methods.get(job.method)
-    algorithm = algorithm_class(algorithm_class.Params.model_validate(job.params))
+    algorithm = make_algorithm(job)
     begin = Ctx(task, job.protocol, job.seed)
     recorder.start(rounds=begin.rounds, split_hash=task.split.sha256(), device=str(place.device))
     progress = _resume_or_begin(algorithm, begin, recorder, place)

@@ -82,11 +82,11 @@ def plan(where: str, changes: Changes, url: URL) -> Plan:
 
 def run(planned: Plan, url: URL, slots: list[Slot], data_root: Path, console: Console) -> int:
     """Work through a plan. Returns the exit code: 0 all done, 1 a job failed, 130 stopped by the user."""
-    from fedbench.task import check_tasks
+    from fedbench.simulation import check_jobs
     from fedbench.workers.display import Display
     from fedbench.workers.local import run_sweep
 
-    check_tasks(planned.todo, data_root)
+    check_jobs(planned.todo, data_root)
     engine = open_database(url, create=True)
     name = planned.grid.name
     sweep = queue.enqueue(engine, name, planned.grid.model_dump(mode="json"), planned.jobs)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from functools import cached_property
 from pathlib import Path
 
@@ -12,23 +11,14 @@ import torch
 from fedbench.dataset import Arrays, Dataset, data_root, find_dataset, load_arrays
 from fedbench.errors import FedbenchError
 from fedbench.images import ClientData, Images
-from fedbench.job import JobSpec, TaskSpec, canonical_json
+from fedbench.job import JobSpec, TaskSpec
 from fedbench.models import build_model
 from fedbench.models.network import Network
 from fedbench.partition import Indices
 from fedbench.rng import numpy_rng, torch_rng
 from fedbench.split import cut
 
-__all__ = ["ClientData", "Task", "check_tasks"]
-
-
-def check_tasks(jobs: Iterable[JobSpec], root: Path) -> None:
-    """Try every data set, partition and model of these jobs once, so that a mistake shows before anything runs."""
-    seen = set()
-    for job in jobs:
-        if (content := canonical_json([job.task.model_dump(), job.partition_params, job.seed])) not in seen:
-            seen.add(content)
-            Task(job, device=torch.device("cpu"), root=root)
+__all__ = ["ClientData", "Task"]
 
 
 class Task:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,6 +19,11 @@ ExtraGrad = Callable[[Tensor, Tensor], None]
 """Adds a penalty's gradient: called with the parameters and, to be changed in place, their gradient."""
 
 
+def adjusted(ctx: Ctx, **settings: Any) -> Ctx:
+    """The same moment under a protocol with some other settings."""
+    return replace(ctx, protocol=ctx.protocol.model_copy(update=settings))
+
+
 def learning_rate(ctx: Ctx) -> float:
     """The rate of this round: `lr`, times `lr_decay` from rounds T/2 and 3T/4 on."""
     done = ctx.round - 1
@@ -24,12 +31,27 @@ def learning_rate(ctx: Ctx) -> float:
     return ctx.protocol.lr * ctx.protocol.lr_decay**drops
 
 
-def local_batches(data: ClientData, ctx: Ctx) -> Iterator[tuple[Tensor, Tensor]]:
-    """The mini-batches of one round of local work: tau epochs, or tau batches."""
+def local_batches(
+    data: ClientData, ctx: Ctx, work: int | None = None, rng: torch.Generator | None = None
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The mini-batches of one round of local work: tau epochs, or tau batches.
+
+    A round of several phases says how much `work` a phase is, in place of tau, and hands all of them one generator.
+    """
     protocol = ctx.protocol
+    amount, order = protocol.tau if work is None else work, rng or ctx.rng("batches")
     if protocol.local_unit == "epoch":
-        return data.batches(protocol.batch_size, ctx.rng("batches"), epochs=protocol.tau)
-    return data.batches(protocol.batch_size, ctx.rng("batches"), steps=protocol.tau)
+        return data.batches(protocol.batch_size, order, epochs=amount)
+    return data.batches(protocol.batch_size, order, steps=amount)
+
+
+def proximal(anchor: Tensor, weight: float) -> ExtraGrad:
+    """The gradient of (weight/2) ||w - anchor||^2; the anchor is looked at in every step, so it may move."""
+
+    def add(w: Tensor, grad: Tensor) -> None:
+        grad.add_(w - anchor, alpha=weight)
+
+    return add
 
 
 def make_optimizer(vector: torch.nn.Parameter, ctx: Ctx, lr: float | None = None) -> torch.optim.Optimizer:
@@ -77,22 +99,37 @@ def gradient(net: Network, x: Tensor, y: Tensor, factor: float, vector: Tensor) 
     return net.grad if factor == 1 else net.grad.mul_(factor)
 
 
-def fine_tune(start: Tensor, data: ClientData, ctx: Ctx, epochs: int) -> Tensor:
-    """The whole network trained on from `start` for some epochs: body and head, also where the head was frozen.
+def fine_tune(
+    start: Tensor,
+    data: ClientData,
+    ctx: Ctx,
+    epochs: int | None = None,
+    *,
+    steps: int | None = None,
+    extra_grad: ExtraGrad | None = None,
+    repeats: int = 1,
+) -> Tensor:
+    """The whole network trained on from `start`: body and head, also where the head was frozen.
 
-    With `adapt_part: head` only the head moves. The rate is `adapt_lr`, or `lr` without decay.
+    For some epochs, or some batches (`steps`); `repeats` optimiser steps on each batch. `extra_grad` is called with
+    vectors of the whole network. With `adapt_part: head` only the head moves. The rate is `adapt_lr`, or `lr` without
+    decay.
     """
     net = ctx.task.net
     net.load(net.extended(start))
+    net.use_generator(ctx.rng("adapt_dropout"))
     protocol = ctx.protocol
-    optimizer = make_optimizer(net.whole, ctx, protocol.adapt_lr or protocol.lr)
+    optimizer = make_optimizer(net.whole, ctx, protocol.lr if protocol.adapt_lr is None else protocol.adapt_lr)
     grad = net.whole.grad
     assert grad is not None
-    for x, y in data.batches(protocol.batch_size, ctx.rng("adapt"), epochs=epochs):
-        backward(net, x, y)
-        if protocol.adapt_part == "head":
-            grad[net.body] = 0.0
-        optimizer.step()
+    for x, y in data.batches(protocol.batch_size, ctx.rng("adapt"), epochs=epochs, steps=steps):
+        for _ in range(repeats):
+            backward(net, x, y)
+            if extra_grad is not None:
+                extra_grad(net.whole, grad)
+            if protocol.adapt_part == "head":
+                grad[net.body] = 0.0
+            optimizer.step()
     return net.whole.detach().clone()
 
 
@@ -102,18 +139,19 @@ def local_sgd(
     ctx: Ctx,
     memory: State | None = None,
     extra_grad: ExtraGrad | None = None,
+    prefix: str = "optimizer.",
 ) -> tuple[Tensor, State]:
-    """One round of local training from `start`: the new vector, and the optimiser state to keep."""
+    """One round of local training from `start`: the new vector, and the optimiser state to keep under `prefix`."""
     net = ctx.task.net
     net.load(start)
     optimizer = make_optimizer(net.vector, ctx)
-    restore_optimizer(optimizer, memory or {}, "optimizer.")
+    restore_optimizer(optimizer, memory or {}, prefix)
     for x, y in local_batches(data, ctx):
         backward(net, x, y)
         if extra_grad is not None:
             extra_grad(net.vector, net.grad)
         optimizer.step()
-    return net.vector.detach().clone(), optimizer_state(optimizer, ctx, "optimizer.")
+    return net.vector.detach().clone(), optimizer_state(optimizer, ctx, prefix)
 
 
 def weight_of(upload: Upload, ctx: Ctx) -> float:

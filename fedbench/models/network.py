@@ -28,13 +28,18 @@ class Network:
         self.flat = torch.zeros(size, device=device)
         self._flat_grad = torch.zeros(size, device=device)
         offset = 0
-        for _, value in contents:
+        linear_starts: list[int] = []
+        for layer, value in contents:
+            if isinstance(layer, nn.Linear) and value is layer.weight:
+                linear_starts.append(offset)
             value.data = _view(self.flat, offset, value)
             if isinstance(value, nn.Parameter):
                 value.grad = _view(self._flat_grad, offset, value)
             offset += value.numel()
         self.body = slice(0, size - d_head)
         self.head = slice(size - d_head, size)
+        self.linear_starts = tuple(linear_starts)
+        """Where the linear layers begin in the buffer, from input to output; the last of them is the head."""
         self._frozen_head = self.flat[self.head].clone()
         self.whole = _parameter(self.flat, self._flat_grad)
         """All of the network, with its gradient; what personalisation trains where the head was frozen."""
@@ -68,6 +73,10 @@ class Network:
         grad = self.vector.grad
         assert grad is not None
         return grad
+
+    def parameter(self, part: slice) -> nn.Parameter:
+        """A part of the trained vector with its gradient: an optimiser on it leaves all the rest where it is."""
+        return _parameter(self.vector[part], self.grad[part])
 
     def load(self, vector: Tensor) -> None:
         """Copy a trained vector into the network, with the frozen head beside it, or a vector of the whole network."""

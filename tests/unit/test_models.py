@@ -82,6 +82,41 @@ def test_the_flat_buffer_holds_the_layers_in_order():
     assert first_of_each == [1, 2, 3, 4]
 
 
+@pytest.mark.parametrize(
+    ("name", "starts"),
+    [
+        ("dnn100", (0, 78_500)),  # 784*100+100
+        ("logreg", (0,)),
+        ("vgg_s", (245_760, 262_272, 278_784)),  # the features, and twice 128*128+128
+        ("cnn5", (107_328, 299_448, 307_192)),  # 4864+102464, 192120, 7744
+    ],
+)
+def test_linear_layers_begin_where_the_network_says(name, starts):
+    net = network(name)
+
+    linear = [layer for layer in net.module.modules() if isinstance(layer, torch.nn.Linear)]
+
+    assert net.linear_starts == starts
+    assert [layer.weight.storage_offset() for layer in linear] == list(starts)
+    assert net.linear_starts[-1] == net.head.start
+
+
+def test_a_part_is_a_view_of_the_vector_and_of_its_gradient():
+    net = network("dnn100")
+    backward(net, *batch("dnn100"))
+    before, grad = net.vector.clone(), net.grad.clone()
+
+    part = net.parameter(slice(100, 300))
+    torch.optim.SGD([part], lr=0.5, weight_decay=0.1).step()
+
+    # w - 0.5 (grad + 0.1 w) there, and nothing anywhere else
+    expected = before.clone()
+    expected[100:300] = 0.95 * before[100:300] - 0.5 * grad[100:300]
+    torch.testing.assert_close(net.vector.data, expected)
+    assert torch.equal(net.vector[300:], before[300:])
+    assert torch.equal(net.vector[:100], before[:100])
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_backward_leaves_the_gradient_in_the_flat_buffer(name):
     net = network(name)

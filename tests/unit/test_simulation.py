@@ -9,8 +9,10 @@ import torch
 
 from fedbench import checkpoint
 from fedbench.algorithm import Algorithm, Cohort, Ctx, Params
+from fedbench.errors import FedbenchError
 from fedbench.evaluation import Standing
-from fedbench.simulation import Surroundings, is_finite, on_wire, simulate, size_of, train_round
+from fedbench.job import build_job
+from fedbench.simulation import Surroundings, check_jobs, is_finite, on_wire, simulate, size_of, train_round
 from fedbench.training import average
 
 ACCURACY = [0.0, 0.2, 0.6, 0.4, 0.6, 0.3]
@@ -655,3 +657,10 @@ def test_a_context_knows_its_rounds_and_its_clients_size(make_ctx):
     ctx: Ctx = make_ctx(rounds=7, client=1)
 
     assert (ctx.rounds, ctx.sizes, ctx.n, ctx.at(None).client) == (7, (25, 25), 25, None)
+
+
+def test_a_method_that_cannot_work_on_its_network_is_refused_before_anything_runs(tmp_path):
+    job = build_job({"method": "fedper", "dataset": "digits", "model": "logreg"})
+
+    with pytest.raises(FedbenchError, match="a single layer has none"):
+        check_jobs([job], tmp_path)

@@ -10,13 +10,17 @@ from fedbench.algorithm import Ctx, Upload
 from fedbench.job import Protocol
 from fedbench.models import build_model
 from fedbench.training import (
+    adjusted,
     average,
+    backward,
+    fine_tune,
     gradient,
     learning_rate,
     local_batches,
     local_sgd,
     make_optimizer,
     optimizer_state,
+    proximal,
     restore_optimizer,
 )
 
@@ -65,6 +69,23 @@ def test_tau_counts_epochs_or_batches_as_the_protocol_says(make_ctx):
 
     assert [len(y) for _, y in local_batches(epochs.task.train_data(0), epochs)] == [10, 10, 5, 10, 10, 5]
     assert [len(y) for _, y in local_batches(batches.task.train_data(0), batches)] == [10, 10, 5, 10]
+
+
+@pytest.mark.parametrize(("unit", "sizes"), [("epoch", [10, 10, 5] * 3), ("batch", [10, 10, 5])])
+def test_a_phase_says_how_much_of_the_unit_it_wants(make_ctx, unit, sizes):
+    ctx = make_ctx(client=0, local_unit=unit, tau=1, batch_size=10)
+
+    assert [len(y) for _, y in local_batches(ctx.task.train_data(0), ctx, work=3)] == sizes
+    assert list(local_batches(ctx.task.train_data(0), ctx, work=0)) == []
+
+
+def test_phases_with_one_generator_are_one_round_of_work(make_ctx):
+    ctx = make_ctx(client=0, tau=5, batch_size=10)
+    data, order = ctx.task.train_data(0), ctx.rng("batches")
+
+    phases = [x for work in (3, 0, 2) for x, _ in local_batches(data, ctx, work, order)]
+
+    assert torch.equal(torch.cat(phases), torch.cat([x for x, _ in local_batches(data, ctx)]))
 
 
 def test_local_batches_of_two_rounds_are_in_different_order(make_ctx):
@@ -159,6 +180,87 @@ def test_a_gradient_is_taken_at_the_given_vector_times_a_factor(make_ctx):
     torch.testing.assert_close(tripled, 3 * once)
 
 
+def test_a_proximal_gradient_is_the_distance_from_the_anchor_times_its_weight():
+    anchor, grad = torch.tensor([1.0, 2.0]), torch.tensor([10.0, 20.0])
+    pull = proximal(anchor, 0.5)
+
+    pull(torch.tensor([3.0, 2.0]), grad)
+    # 10 + 0.5 (3 - 1), 20 + 0.5 (2 - 2)
+    assert grad.tolist() == [11.0, 20.0]
+
+    anchor.zero_()
+    pull(torch.tensor([3.0, 2.0]), grad)
+    # a moved anchor counts from then on: 11 + 0.5 * 3, 20 + 0.5 * 2
+    assert grad.tolist() == [12.5, 21.0]
+
+
+def test_an_adjusted_context_differs_in_these_settings_only():
+    ctx = server_ctx(round_=3, lr=0.1, tau=2)
+
+    other = adjusted(ctx, tau=8)
+
+    assert (other.round, other.protocol.lr, other.protocol.tau) == (3, 0.1, 8)
+    assert ctx.protocol.tau == 2
+
+
+# --- fine-tuning ---
+
+
+def test_fine_tuning_runs_for_epochs_or_for_single_batches(make_ctx):
+    ctx = make_ctx(client=0, lr=0.1, batch_size=10)
+    net, data, start = ctx.task.net, ctx.task.train_data(0), ctx.task.initial
+    x, y = next(data.batches(10, ctx.rng("adapt"), epochs=1))
+    net.load(start)
+    backward(net, x, y)
+    expected = start - 0.1 * net.grad
+
+    one_batch = fine_tune(start, data, ctx, steps=1)
+
+    torch.testing.assert_close(one_batch, expected, rtol=1e-5, atol=1e-7)
+    # 25 samples: a pass is three batches
+    assert torch.equal(fine_tune(start, data, ctx, steps=3), fine_tune(start, data, ctx, 1))
+
+
+def test_fine_tuning_repeats_its_steps_on_each_batch(make_ctx):
+    # one full batch: two steps on it are two epochs, up to the order of the samples
+    ctx = make_ctx(client=0, lr=0.1, batch_size=25)
+    data, start = ctx.task.train_data(0), ctx.task.initial
+
+    torch.testing.assert_close(fine_tune(start, data, ctx, 1, repeats=2), fine_tune(start, data, ctx, 2))
+
+
+def test_an_extra_gradient_of_fine_tuning_is_of_the_whole_network(make_ctx):
+    ctx = make_ctx(client=0, lr=0.1, batch_size=25, train_part="body")
+    net, data, start = ctx.task.net, ctx.task.train_data(0), ctx.task.initial
+
+    plain = fine_tune(start, data, ctx, 1)
+    pushed = fine_tune(start, data, ctx, 1, extra_grad=lambda w, grad: grad.add_(1.0))
+
+    # one step of rate 0.1
+    assert plain.shape == net.flat.shape
+    torch.testing.assert_close(pushed, plain - 0.1, rtol=0, atol=1e-6)
+
+
+def test_an_extra_gradient_does_not_move_a_body_that_is_not_adapted(make_ctx):
+    ctx = make_ctx(client=0, lr=0.1, adapt_part="head")
+    net, start = ctx.task.net, ctx.task.initial
+
+    tuned = fine_tune(start, ctx.task.train_data(0), ctx, 1, extra_grad=lambda w, grad: grad.add_(1.0))
+
+    assert torch.equal(tuned[net.body], start[net.body])
+    assert not torch.equal(tuned[net.head], start[net.head])
+
+
+def test_dropout_of_fine_tuning_does_not_depend_on_what_ran_before(make_ctx, pictures):
+    ctx = make_ctx(client=0, dataset=pictures, model="cnn5_100", lr=0.1)
+    data, start = ctx.task.train_data(0), ctx.task.initial
+
+    first = fine_tune(start, data, ctx, 1)
+    ctx.task.net.use_generator(torch.Generator().manual_seed(5))
+
+    assert torch.equal(fine_tune(start, data, ctx, 1), first)
+
+
 # --- optimiser state ---
 
 
@@ -241,6 +343,19 @@ def test_local_training_keeps_the_optimisers_history_in_memory(make_ctx, setting
     _, memory = local_sgd(ctx.task.initial, ctx.task.train_data(0), ctx)
 
     assert set(memory) == keys
+
+
+def test_two_trainings_keep_their_histories_under_different_names(make_ctx):
+    ctx = make_ctx(client=0, optim_state="persistent", momentum=0.9, lr=0.1)
+    data, start = ctx.task.train_data(0), ctx.task.initial
+
+    one, kept = local_sgd(start, data, ctx)
+    other, kept_by_other = local_sgd(0.5 * start, data, ctx, prefix="own.")
+    both = {**kept, **kept_by_other}
+
+    assert set(both) == {"optimizer.momentum_buffer", "own.momentum_buffer"}
+    assert torch.equal(local_sgd(one, data, ctx, both)[0], local_sgd(one, data, ctx, kept)[0])
+    assert not torch.equal(local_sgd(other, data, ctx, both, prefix="own.")[0], local_sgd(other, data, ctx, both)[0])
 
 
 def test_local_training_takes_up_the_history_it_kept(make_ctx):
