@@ -13,8 +13,11 @@ NUMBERS_DEPEND_ON = ("rounds", "rule", "headline")
 
 
 def task_settings(spec: JobSpec) -> dict[str, Any]:
-    """The settings that make the task: data set and size first, then the others."""
-    settings = {**spec.task.model_dump(), **spec.partition_params}
+    """The settings that make the task: data set and size first, then the others.
+
+    Not what is trained of the network: that is how a method works on the task (FedBABU trains the body).
+    """
+    settings = {**spec.task.model_dump(exclude={"train_part"}), **spec.partition_params}
     first = {key: settings.pop(key) for key in ("dataset", "size") if key in settings}
     return first | settings
 

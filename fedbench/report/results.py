@@ -11,7 +11,7 @@ from sqlalchemy import Engine
 from fedbench import queue
 from fedbench.errors import FedbenchError
 from fedbench.report.cells import Cell, Column, Row, Summary, Table
-from fedbench.report.labels import axes, facts, labels, place_of
+from fedbench.report.labels import axes, facts, labels, place_of, plain
 from fedbench.report.measure import measure
 from fedbench.report.notes import SYMBOLS
 from fedbench.report.rules import looks_for_best, rule_words
@@ -102,6 +102,12 @@ def _notes(runs: pd.DataFrame) -> list[str]:
     for rule in rules:
         name = f"acc, rule {rule}" if len(rules) > 1 else "acc"
         notes.append(f"{name}: accuracy (%) {rule_words(rule)}, {pooled}.")
+    adapted = {
+        spec.method: plain(spec.protocol.adapt_epochs[-1:]) for spec in runs["spec"] if spec.protocol.adapt_epochs
+    }
+    if adapted:
+        after = ", ".join(f"{method} {epochs}" for method, epochs in adapted.items())
+        notes.append(f"PM after so many epochs of adaptation on the client's own data: {after}.")
     if rules != ["final"]:
         notes.append("final: the same at the last round.")
     at = {True: "the best round", False: "the last round"}

@@ -98,7 +98,7 @@ def test_an_unknown_method_gets_a_proposal() -> None:
     with pytest.raises(FedbenchError, match="unknown method 'fedproxx'") as caught:
         methods.get("fedproxx")
 
-    assert caught.value.hint == "Did you mean fedprox?"
+    assert "fedprox" in caught.value.hint
 
 
 def test_an_unknown_data_set_far_from_all_gets_the_whole_list() -> None:
