@@ -16,6 +16,7 @@ from torch import Tensor
 from fedbench.algorithm import Algorithm, Ctx, Message, Params, PredictMode, State, Upload
 from fedbench.bayes import (
     Gaussian,
+    LossGrad,
     aggregate_gaussians,
     initial_gaussian,
     predict_mc,
@@ -25,7 +26,7 @@ from fedbench.bayes import (
     set_prior_grad,
 )
 from fedbench.task import ClientData
-from fedbench.training import gradient, local_batches, make_optimizer, optimizer_state, restore_optimizer
+from fedbench.training import adapt_rate, gradient, local_batches, make_optimizer, optimizer_state, restore_optimizer
 
 
 class PFedBayesParams(Params):
@@ -67,7 +68,7 @@ class PFedBayes(Algorithm):
         return self.init_server(ctx.at(None))
 
     def update(self, down: Message, memory: State, data: ClientData, ctx: Ctx) -> tuple[Message, State]:
-        own, shared = Gaussian(memory["mu"], memory["rho"]), Gaussian(down["mu"], down["rho"])
+        own, shared = self._posterior(memory, ctx), self._posterior(down, ctx)
         own_optimizer = make_optimizer(own.parameter, ctx)
         shared_optimizer = make_optimizer(shared.parameter, ctx, self.params.lr_global)
         restore_optimizer(own_optimizer, memory, "own.")
@@ -76,7 +77,7 @@ class PFedBayes(Algorithm):
 
         for batch in local_batches(data, ctx):
             self._personal_steps(own, shared, batch, own_optimizer, noise, data.n, ctx)
-            set_prior_grad(shared, own, random * self._kl_weight(data.n, ctx))  # KL(own || shared), over shared
+            self._set_shared_grad(shared, own, random * self._kl_weight(data.n, ctx))
             shared.step(shared_optimizer)
 
         message = shared.state()
@@ -99,9 +100,31 @@ class PFedBayes(Algorithm):
         p, random = self.params, self._random(ctx)
         loss_grad = partial(gradient, ctx.task.net, *batch, n if p.loss_scale == "sum" else 1)
         for _ in range(p.personal_steps):
-            kl_weight = random * self._kl_weight(n, ctx)
-            set_elbo_grad(own, shared, kl_weight, loss_grad, random * p.noise_scale, p.samples, noise)
+            self._set_own_grad(own, shared, random * self._kl_weight(n, ctx), loss_grad, noise, ctx)
             own.step(optimizer)
+
+    # --- what variations of the method change ---
+
+    def _posterior(self, state: State, ctx: Ctx) -> Gaussian:
+        """A state as a posterior in training."""
+        return Gaussian(state["mu"], state["rho"])
+
+    def _set_own_grad(
+        self,
+        own: Gaussian,
+        shared: Gaussian,
+        kl_weight: Tensor | float,
+        loss_grad: LossGrad,
+        noise: torch.Generator,
+        ctx: Ctx,
+    ) -> None:
+        """Set the gradient of the personal step over own."""
+        scale = self._random(ctx) * self.params.noise_scale
+        set_elbo_grad(own, shared, kl_weight, loss_grad, scale, self.params.samples, noise)
+
+    def _set_shared_grad(self, shared: Gaussian, own: Gaussian, weight: Tensor | float) -> None:
+        """Set the gradient of KL(own || shared) over shared."""
+        set_prior_grad(shared, own, weight)
 
     def aggregate(self, server: State, uploads: Iterable[Upload], ctx: Ctx) -> State:
         return aggregate_gaussians(server, uploads, ctx, self.params.agg)
@@ -113,8 +136,9 @@ class PFedBayes(Algorithm):
         if epochs is None:
             return memory
         start = server if ctx.client in ctx.task.newcomers else memory
-        own, shared = Gaussian(start["mu"], start["rho"]), Gaussian(server["mu"], server["rho"])
-        optimizer, noise = make_optimizer(own.parameter, ctx, ctx.protocol.adapt_lr), ctx.rng("adapt_noise")
+        own, shared = self._posterior(start, ctx), self._posterior(server, ctx)
+        optimizer, noise = make_optimizer(own.parameter, ctx, adapt_rate(ctx)), ctx.rng("adapt_noise")
+        ctx.task.net.use_generator(ctx.rng("adapt_dropout"))
         for batch in data.batches(ctx.protocol.batch_size, ctx.rng("adapt"), epochs=epochs):
             self._personal_steps(own, shared, batch, optimizer, noise, data.n, ctx)
         return own.state()

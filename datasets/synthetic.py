@@ -1,6 +1,7 @@
 """Synthetic images of any shape and number of classes, learnable, made on the spot: for tests, benchmarks, smoke runs.
 
-Every class has a smooth random pattern; an image is some share of its class's pattern plus noise. Named in a grid as
+Every class has a smooth random pattern; an image is a mixture of its class's pattern and another's, mostly with more of
+its own, plus noise: whatever its shape, nobody gets all of them right. Named in a grid as
 `synthetic` or `synthetic[classes=100,shape=3x32x32,per_class=600]`.
 """
 
@@ -45,7 +46,8 @@ class Synthetic(Dataset):
 
     @classmethod
     def attributes(cls, params: Any) -> dict[str, Any]:
-        share = params.per_class // 5  # as much as each of five owners of a class can have
+        # as much as each owner of a class can have, when ten clients have five labels each
+        share = params.per_class // max(5, -(-50 // params.classes))
         sizes = {"small": share // 6, "medium": share // 2, "large": share * 4 // 5}
         return {
             "classes": params.classes,
@@ -61,9 +63,12 @@ class Synthetic(Dataset):
         is_test = np.arange(len(y)) % cls.params.per_class < n_test
         order = np.concatenate([rng.permutation(np.flatnonzero(~is_test)), rng.permutation(np.flatnonzero(is_test))])
         y = y[order]
-        share = rng.uniform(0.3, 1.0, size=(len(y), 1, 1, 1)).astype(np.float32)
+        other = (y + rng.integers(1, cls.classes, size=len(y))) % cls.classes
+        share = rng.uniform(0.45, 1.0, size=(len(y), 1, 1, 1)).astype(np.float32)
         noise = rng.standard_normal((len(y), *cls.shape), dtype=np.float32)
-        x = 0.5 + 0.5 * share * cls._patterns(rng)[y] + np.float32(cls.params.noise) * noise
+        patterns = cls._patterns(rng)
+        mixed = share * patterns[y] + (1 - share) * patterns[other]
+        x = 0.5 + 0.5 * mixed + np.float32(cls.params.noise) * noise
         return Arrays((x.clip(0, 1) * 255).round().astype(np.uint8), y, int((~is_test).sum()))
 
     @classmethod

@@ -17,20 +17,30 @@ from fedbench.algorithm import Ctx, State, Upload
 from fedbench.models.network import Network
 from fedbench.training import average, extrapolate, weight_of
 
+LossGrad = Callable[[Tensor], Tensor]
+"""The gradient of the loss at a vector of weights; a view, valid until the next call."""
+KLDirection = Literal["forward", "reverse"]
+"""KL(q || prior), or KL(prior || q)."""
 RHO_RANGE = (-12.0, 5.0)
 """sigma from 6e-6 to 5: outside, gradients of the KL overflow float32."""
+ODDS_RANGE = (-30.0, 30.0)
+"""Log odds of lambda. Beyond 17 it is 0 or 1 in float32; no draw in float32 opens a gate at -30 or closes it at 30."""
+LAMBDA_MARGIN = 1e-6
+"""How near to 0 and 1 a lambda is used that is a parameter itself."""
 
 
 class Gaussian:
     """A posterior in training: mu and rho are the rows of one tensor, so that one optimiser step moves both."""
 
-    def __init__(self, mu: Tensor, rho: Tensor) -> None:
-        self.parameter = nn.Parameter(torch.stack([mu, rho]), requires_grad=False)
+    def __init__(self, mu: Tensor, rho: Tensor, *more: Tensor) -> None:
+        """`more` are further rows, of a family that has more parameters."""
+        self.parameter = nn.Parameter(torch.stack([mu, rho, *more]), requires_grad=False)
         self.grad = torch.zeros_like(self.parameter)
         self.parameter.grad = self.grad
-        self.mu, self.rho = self.parameter.unbind()
-        self.grad_mu, self.grad_rho = self.grad.unbind()
+        self.mu, self.rho = self.parameter[:2].unbind()
+        self.grad_mu, self.grad_rho = self.grad[:2].unbind()
         self._sigma: Tensor | None = None
+        self._held: tuple[slice, Tensor] | None = None
 
     @property
     def sigma(self) -> Tensor:
@@ -48,17 +58,80 @@ class Gaussian:
         """Move along the gradient, and keep rho where the arithmetic is sound."""
         optimizer.step()
         self.rho.clamp_(*RHO_RANGE)
+        if self._held is not None:
+            part, values = self._held
+            self.parameter[:, part] = values
         self._sigma = None
+
+    def hold(self, part: slice) -> None:
+        """Keep these coordinates as they are now, whatever the optimiser does."""
+        self._held = part, self.parameter[:, part].clone()
 
     def state(self) -> State:
         return {"mu": self.mu.detach().clone(), "rho": self.rho.detach().clone()}
 
 
-def initial_gaussian(ctx: Ctx, rho: float, mu_std: float, bayes_norm: Literal["gaussian", "point"]) -> State:
-    """mu ~ N(0, mu_std^2), rho constant; point-valued normalisation parameters start where the network's do."""
+class SpikeSlab(Gaussian):
+    """A posterior gamma (mu + sigma eps) in training, gamma ~ Bern(lambda) per weight; the third row is lambda's.
+
+    With `form` "logit" that row holds the log odds of lambda; with "raw" lambda itself, free to leave [0, 1] and
+    clamped where it is used. The clamp lets gradients pass, so that a lambda may come back.
+    """
+
+    def __init__(self, state: State, form: Literal["logit", "raw"], generator: torch.Generator) -> None:
+        """`generator` draws the gates."""
+        super().__init__(state["mu"], state["rho"], state["gate"])
+        self.gate, self.grad_gate = self.parameter[2], self.grad[2]
+        self._form, self._generator = form, generator
+
+    @property
+    def odds(self) -> Tensor:
+        """The log odds of lambda."""
+        return self.gate if self._form == "logit" else self.gate.logit(LAMBDA_MARGIN)
+
+    @property
+    def keep(self) -> Tensor:
+        """lambda, the probability that a weight is kept."""
+        return torch.sigmoid(self.odds)
+
+    @property
+    def odds_slope(self) -> Tensor | float:
+        """d log odds / d parameter."""
+        if self._form == "logit":
+            return 1.0
+        keep = self.keep
+        return (keep * (1 - keep)).reciprocal_()
+
+    def draw_gates(self, random: Tensor | float, temp: float = 1.0) -> tuple[Tensor, Tensor]:
+        """Gates, 1 or 0, and the slope over the log odds that stands for theirs: that of sigmoid(eta / temp).
+
+        Where `random` is 0, the gate is open and has no slope.
+        """
+        u = torch.rand(self.gate.shape, generator=self._generator, device=self._generator.device)
+        eta = u.clamp_min_(2.0**-25).logit_().add_(self.odds)  # eta > 0 with probability lambda
+        soft = torch.sigmoid(eta / temp)
+        slope = (1 - soft).mul_(soft).mul_(random).div_(temp)
+        return (eta > 0).to(eta.dtype).mul_(random).add_(1 - random), slope
+
+    def step(self, optimizer: torch.optim.Optimizer) -> None:
+        super().step(optimizer)
+        if self._form == "logit":
+            self.gate.clamp_(*ODDS_RANGE)
+
+    def state(self) -> State:
+        return {**super().state(), "gate": self.gate.detach().clone()}
+
+
+def initial_gaussian(
+    ctx: Ctx, rho: float, mu_std: float, bayes_norm: Literal["gaussian", "point"], purpose: str = "init_gaussian"
+) -> State:
+    """mu ~ N(0, mu_std^2), rho constant; point-valued normalisation parameters start where the network's do.
+
+    Another purpose of the generator is another, independent draw of mu.
+    """
     initial, is_norm = ctx.task.initial, ctx.task.net.norm_mask
     # Drawn on the CPU, so that every device starts from the same values.
-    mu = torch.randn(initial.shape, generator=ctx.rng("init_gaussian", on_cpu=True)).mul_(mu_std).to(initial.device)
+    mu = torch.randn(initial.shape, generator=ctx.rng(purpose, on_cpu=True)).mul_(mu_std).to(initial.device)
     if bayes_norm == "point":
         mu = torch.where(is_norm, initial, mu)
     return {"mu": mu, "rho": torch.full_like(mu, rho)}
@@ -72,26 +145,44 @@ def random_coordinates(net: Network, bayes_norm: Literal["gaussian", "point"]) -
 def kl(mu1: Tensor, sigma1: Tensor, mu2: Tensor, sigma2: Tensor) -> float:
     """KL(N(mu1, sigma1^2) || N(mu2, sigma2^2)), summed over the coordinates in float64."""
     mu1, sigma1, mu2, sigma2 = (value.double() for value in (mu1, sigma1, mu2, sigma2))
-    terms = torch.log(sigma2 / sigma1) + (sigma1**2 + (mu1 - mu2) ** 2) / (2 * sigma2**2) - 0.5
+    return float(_kl_terms(mu1, sigma1, mu2, sigma2).sum())
+
+
+def _kl_terms(mu1: Tensor, sigma1: Tensor, mu2: Tensor, sigma2: Tensor) -> Tensor:
+    return torch.log(sigma2 / sigma1) + (sigma1**2 + (mu1 - mu2) ** 2) / (2 * sigma2**2) - 0.5
+
+
+def bernoulli_kl(keep1: Tensor, keep2: Tensor) -> float:
+    """KL(Bern(keep1) || Bern(keep2)), summed over the coordinates in float64."""
+    a, c = keep1.double(), keep2.double()
+    terms = torch.xlogy(a, a) - torch.xlogy(a, c) + torch.xlogy(1 - a, 1 - a) - torch.xlogy(1 - a, 1 - c)
     return float(terms.sum())
+
+
+def spike_slab_kl(q: SpikeSlab, prior: SpikeSlab) -> float:
+    """The bound KL(Bern || Bern) + lambda KL(N || N) on the KL of two spike-and-slabs, summed in float64."""
+    slabs = _kl_terms(*(value.double() for value in (q.mu, q.sigma, prior.mu, prior.sigma)))
+    return bernoulli_kl(q.keep, prior.keep) + float((q.keep.double() * slabs).sum())
 
 
 def set_elbo_grad(
     q: Gaussian,
     prior: Gaussian,
     kl_weight: Tensor | float,
-    loss_grad: Callable[[Tensor], Tensor],
+    loss_grad: LossGrad,
     scale: Tensor | float,
     samples: int,
     generator: torch.Generator,
+    kl_direction: KLDirection = "forward",
 ) -> None:
     """Set the gradient over q of E[loss(theta)] + kl_weight * KL(q || prior), theta = mu + scale * sigma * eps.
 
     `loss_grad` returns the gradient of the loss at theta; the expectation is over `samples` draws of eps ~ N(0, I).
+    With kl_direction "reverse" the KL is KL(prior || q).
     """
-    precision = prior.sigma.square().reciprocal_()
-    torch.sub(q.mu, prior.mu, out=q.grad_mu).mul_(precision).mul_(kl_weight)
-    torch.mul(q.sigma, precision, out=q.grad_rho).sub_(q.sigma.reciprocal()).mul_(kl_weight)
+    _set_kl_grad(q, prior, first=kl_direction == "forward")
+    q.grad_mu.mul_(kl_weight)
+    q.grad_rho.mul_(kl_weight)
     for _ in range(samples):
         noise = torch.randn(q.mu.shape, generator=generator, device=generator.device).mul_(scale)
         grad = loss_grad(torch.addcmul(q.mu, q.sigma, noise))
@@ -100,15 +191,64 @@ def set_elbo_grad(
     q.grad_rho.mul_(q.sigma_slope)
 
 
-def set_prior_grad(prior: Gaussian, q: Gaussian, weight: Tensor | float) -> None:
-    """Set the gradient over the prior of weight * KL(q || prior)."""
-    inverse = prior.sigma.reciprocal()
-    precision = inverse.square()
-    difference = prior.mu - q.mu
-    torch.mul(difference, precision, out=prior.grad_mu)
-    spread = q.sigma.square().addcmul_(difference, difference)  # s1^2 + (m1 - m2)^2
-    torch.mul(spread.mul_(precision).neg_().add_(1.0), inverse, out=prior.grad_rho).mul_(prior.sigma_slope)
-    prior.grad.mul_(weight)
+def set_prior_grad(prior: Gaussian, q: Gaussian, weight: Tensor | float, kl_direction: KLDirection = "forward") -> None:
+    """Set the gradient over the prior of weight * KL(q || prior), or with "reverse" of weight * KL(prior || q)."""
+    _set_kl_grad(prior, q, first=kl_direction == "reverse")
+    prior.grad_mu.mul_(weight)
+    prior.grad_rho.mul_(prior.sigma_slope).mul_(weight)
+
+
+def _set_kl_grad(of: Gaussian, other: Gaussian, *, first: bool) -> None:
+    """Set the gradient of KL(of || other), or of KL(other || of) where `of` is not the first.
+
+    The second row is left as the gradient over sigma; the slope makes it that over rho.
+    """
+    if first:
+        precision = other.sigma.square().reciprocal_()
+        torch.sub(of.mu, other.mu, out=of.grad_mu).mul_(precision)
+        torch.mul(of.sigma, precision, out=of.grad_rho).sub_(of.sigma.reciprocal())
+    else:
+        inverse = of.sigma.reciprocal()
+        precision = inverse.square()
+        difference = of.mu - other.mu
+        torch.mul(difference, precision, out=of.grad_mu)
+        spread = other.sigma.square().addcmul_(difference, difference)  # s1^2 + (m1 - m2)^2
+        torch.mul(spread.mul_(precision).neg_().add_(1.0), inverse, out=of.grad_rho)
+
+
+def set_spike_slab_elbo_grad(
+    q: SpikeSlab,
+    prior: SpikeSlab,
+    kl_weight: Tensor | float,
+    loss_grad: LossGrad,
+    random: Tensor | float,
+    noise_scale: float,
+    samples: int,
+    generator: torch.Generator,
+    temp: float,
+) -> None:
+    """As `set_elbo_grad`, for theta = gate * (mu + noise_scale * sigma * eps) and the bound on the KL.
+
+    Gates are hard, 1 or 0; for their gradient sigmoid(eta / temp) stands in (straight-through).
+    """
+    keep = q.keep
+    over_odds = _kl_terms(q.mu, q.sigma, prior.mu, prior.sigma).add_(q.odds).sub_(prior.odds)
+    over_odds.mul_(keep * (1 - keep)).mul_(kl_weight)
+
+    def gated(weights: Tensor) -> Tensor:
+        gate, slope = q.draw_gates(random, temp)
+        grad = loss_grad(weights * gate)
+        over_odds.addcmul_(grad * weights, slope, value=1 / samples)
+        return grad * gate
+
+    set_elbo_grad(q, prior, kl_weight * keep, gated, random * noise_scale, samples, generator)
+    torch.mul(over_odds, q.odds_slope, out=q.grad_gate)
+
+
+def set_spike_slab_prior_grad(prior: SpikeSlab, q: SpikeSlab, weight: Tensor | float) -> None:
+    """Set the gradient over the prior of weight * (the bound on KL(q || prior))."""
+    set_prior_grad(prior, q, weight * q.keep)
+    torch.sub(prior.keep, q.keep, out=prior.grad_gate).mul_(weight).mul_(prior.odds_slope)
 
 
 def predict_mean(model: State, x: Tensor, net: Network) -> Tensor:
@@ -118,14 +258,21 @@ def predict_mean(model: State, x: Tensor, net: Network) -> Tensor:
 
 
 def predict_mc(
-    model: State, x: Tensor, net: Network, scale: Tensor | float, samples: int, generator: torch.Generator
+    model: State,
+    x: Tensor,
+    net: Network,
+    scale: Tensor | float,
+    samples: int,
+    generator: torch.Generator,
+    gated: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Class probabilities averaged over draws of the weights."""
+    """Class probabilities averaged over draws of the weights, each of which goes through `gated` if that is given."""
     sigma = softplus(model["rho"])
     total = torch.zeros(())
     for _ in range(samples):
         noise = torch.randn(sigma.shape, generator=generator, device=generator.device).mul_(scale)
-        net.load(torch.addcmul(model["mu"], sigma, noise))
+        theta = torch.addcmul(model["mu"], sigma, noise)
+        net.load(theta if gated is None else gated(theta))
         total = total + net.logits(x).softmax(-1)
     return total / samples
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from fedbench.algorithm import State
 from fedbench.evaluation import VIEWS, Standing
 from fedbench.records import Evaluation, Stage, View
+from fedbench.wire import on_wire
 
 
 def closing(best: dict[View, Standing], final: Standing) -> list[Evaluation]:
@@ -58,7 +59,9 @@ def novel(final: Standing) -> list[Evaluation]:
         for client in memories:
             here, data = now.at(client), ctx.task.train_data(client)
             ctx.task.net.use_generator(here.rng("dropout"))
-            _, memories[client] = algorithm.update(algorithm.download(server, here), memories[client], data, here)
+            _, memories[client] = algorithm.update(
+                on_wire(algorithm.download(server, here)), memories[client], data, here
+            )
             models[client] = algorithm.personal_model(server, memories[client], data, here, None)
         found.append(final.evaluate("pm", "mean", stage="novel", step=step, clients=tuple(models), model_of=models.get))
     return [evaluation for evaluation in found if evaluation is not None]

@@ -118,6 +118,11 @@ def find_dataset(text: str) -> type[Dataset]:
     return type(dataset.__name__, (dataset,), {**attributes, "__module__": dataset.__module__})
 
 
+def dataset_name(text: str) -> str:
+    """The one way to write a data set with its settings: sorted, without those that are the default."""
+    return find_dataset(text).label or parse_selector(text)[0]
+
+
 def data_root(given: str | Path | None = None) -> Path:
     """`--data`, else FEDBENCH_DATA, else the user's cache."""
     return Path(given or os.environ.get("FEDBENCH_DATA") or Path.home() / ".cache" / "fedbench" / "data").expanduser()

@@ -97,7 +97,7 @@ class Standing:
         tally, areas = Tally.zeros(task.clients), {}
         for client in task.members:
             data, model = task.ood_data(client), self.model_of(view)(client)
-            if data is None or model is None or data.n == 0:
+            if data is None or model is None or data.n == 0 or not task.test_sizes((client,))[0]:
                 continue
             known.append(self._entropies(model, client, task.test_data(client), mode))
             foreign.append(self._entropies(model, client, data, mode, tally))

@@ -50,6 +50,13 @@ class TaskSpec(Frozen):
         "bn_nostats", description="normalisation layers: BatchNorm without or with running statistics, GroupNorm(2)"
     )
 
+    @field_validator("newcomers")
+    @classmethod
+    def _part_or_number(cls, value: float) -> float:
+        if value >= 1 and value != int(value):
+            raise ValueError("must be a fraction below 1 or a whole number of clients")
+        return value
+
 
 class Protocol(Frozen):
     """Rounds, local work, participation, and what is evaluated when."""
@@ -159,7 +166,7 @@ class _Identity(Frozen):
 
 def build_job(settings: Mapping[str, Any]) -> JobSpec:
     """Validate flat settings into a JobSpec; raises FedbenchError that names the wrong key and the way out."""
-    from fedbench.dataset import find_dataset
+    from fedbench.dataset import dataset_name, find_dataset
     from fedbench.models import check_model
 
     for needed, where in (("method", "methods"), ("dataset", "tasks")):
@@ -175,9 +182,14 @@ def build_job(settings: Mapping[str, Any]) -> JobSpec:
         if key not in owner:
             raise FedbenchError(f"method {settings['method']} has no setting {key!r}.", did_you_mean(key, owner))
         values[owner[key]][key] = value
+    names = {
+        key: dataset_name(str(values[TaskSpec][key]))
+        for key in ("dataset", "clean", "ood")
+        if values[TaskSpec].get(key)
+    }
     try:
         identity = _Identity.model_validate(values[_Identity])
-        task = TaskSpec.model_validate({**values[TaskSpec], "dataset": dataset.label or settings["dataset"]})
+        task = TaskSpec.model_validate({**values[TaskSpec], **names})
         protocol = Protocol.model_validate(values[Protocol])
         cut = partition.Params.model_validate(values[partition.Params])
         params = algorithm.Params.model_validate(values[algorithm.Params])

@@ -119,6 +119,8 @@ class ClientStore:
                 stores[name][client] = entry
         self._now = stores.pop("")
         self._kept = stores
+        self._in_ram.clear()
+        self.ram_bytes = 0
 
     def _state(self, entry: _Entry) -> State:
         if entry.state is not None:

@@ -11,7 +11,15 @@ from fedbench.algorithm import Algorithm, Ctx, Message, State, Upload
 from fedbench.errors import FedbenchError
 from fedbench.models.network import Network
 from fedbench.task import ClientData
-from fedbench.training import average, backward, local_batches, make_optimizer, optimizer_state, restore_optimizer
+from fedbench.training import (
+    adapt_rate,
+    average,
+    backward,
+    local_batches,
+    make_optimizer,
+    optimizer_state,
+    restore_optimizer,
+)
 
 Parts = dict[str, slice]
 """Where the parts lie in the trained vector: `shared` and `own`, which make it up, and `all` of it."""
@@ -108,7 +116,7 @@ class PartlyShared(Algorithm):
         if epochs is None:
             return {"w": joined(known, self.parts(ctx))}
         values, protocol = {part: known[part] for part in ("shared", "own")}, ctx.protocol
-        net = SplitNetwork(values, self.parts(ctx), ctx, protocol.adapt_lr or protocol.lr)
+        net = SplitNetwork(values, self.parts(ctx), ctx, adapt_rate(ctx))
         ctx.task.net.use_generator(ctx.rng("adapt_dropout"))
         net.train(data.batches(protocol.batch_size, ctx.rng("adapt"), epochs=epochs), "own")
         return {"w": net["all"]}

@@ -55,6 +55,8 @@ def parse_selector(text: str) -> tuple[str, dict[str, Any]]:
         raise FedbenchError(f"{text!r} is not of the form name or name[key=value,...].")
     settings = match["settings"]
     pairs = [parse_assignment(part) for part in settings.split(",")] if settings else []
+    if len({key for key, _ in pairs}) < len(pairs):
+        raise FedbenchError(f"{text!r} names a setting twice.")
     return match["name"], dict(pairs)
 
 

@@ -24,6 +24,7 @@ from fedbench.records import Cost, Evaluation, Phase, Recorder, RoundRecord, Vie
 from fedbench.schedule import in_window, is_evaluated
 from fedbench.task import Task
 from fedbench.training import backward
+from fedbench.wire import on_wire, size_of
 
 Outcome = Literal["done", "diverged", "interrupted"]
 CPU = torch.device("cpu")
@@ -122,9 +123,6 @@ def simulate(job: JobSpec, recorder: Recorder, place: Surroundings) -> Outcome:
         ledger = _Ledger(ctx, traffic)
         with ledger.timed("predict") as evaluations:
             evaluations += _scheduled(algorithm, progress, ctx)
-            if any(not math.isfinite(evaluation.metrics[None]["nll"]) for evaluation in evaluations):
-                recorder.record(RoundRecord(ctx.round, [], []))  # finite weights, but not a finite loss
-                return "diverged"
             _remember_best(progress, evaluations, ctx)
             if ctx.round == ctx.rounds:
                 evaluations += closing(*_standings(algorithm, progress, ctx))
@@ -132,6 +130,9 @@ def simulate(job: JobSpec, recorder: Recorder, place: Surroundings) -> Outcome:
             with ledger.timed("personalise") as evaluations:
                 best, final = _standings(algorithm, progress, ctx)
                 evaluations += adapted(best, final) + novel(final)
+        if not ledger.is_finite():  # finite weights, but not a finite loss
+            recorder.record(RoundRecord(ctx.round, [], []))
+            return "diverged"
         recorder.record(RoundRecord(ctx.round, ledger.evaluations, ledger.costs))
         place.progress(ctx.round, ledger.accuracy())
         if time.monotonic() - saved >= place.checkpoint_seconds and ctx.round < ctx.rounds:
@@ -213,18 +214,6 @@ def _pooled(algorithm: Algorithm, server: State, cohort: Cohort, ctx: Ctx, traff
     yield Upload(cohort.train[0], data.n, on_wire(message))
 
 
-def on_wire(message: Message) -> Message:
-    """As it travels: floats as float32, integers as int32."""
-    return {
-        key: value.to(torch.float32 if value.is_floating_point() else torch.int32) for key, value in message.items()
-    }
-
-
-def size_of(message: Message) -> int:
-    """Bytes on the wire."""
-    return sum(value.numel() * value.element_size() for value in message.values())
-
-
 def is_finite(state: State) -> bool:
     """No NaN and no infinity in any float tensor. (A sum is finite only if its terms are; overflow counts too.)"""
     return all(_finite_sum(value) for value in state.values() if value.is_floating_point())
@@ -294,6 +283,11 @@ class _Ledger:
         if made:
             self.costs.append(Cost(self._ctx.round, phase, _clock(self._ctx.task) - started, count=len(made)))
         self.evaluations += made
+
+    def is_finite(self) -> bool:
+        """Whether every figure is a number."""
+        figures = [metrics for evaluation in self.evaluations for metrics in evaluation.metrics.values()]
+        return all(math.isfinite(value) for metrics in figures for value in metrics.values())
 
     def accuracy(self) -> dict[str, float]:
         """What the training curve shows at this round, by view."""

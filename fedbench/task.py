@@ -37,14 +37,35 @@ class Task:
         """Clients that train, and are scored while they do."""
         self.sizes = tuple(len(part) for part in self.split.train)
         """Number of training samples of every client."""
-        self._spec, self._root = spec, root
+        self._spec, self._root, self._seed, self._shape = spec, root, job.seed, dataset.shape
         self._images, self._labels = self._on_device(dataset, arrays, spec.augment)
-        module = build_model(spec.model, dataset.shape, dataset.classes, spec.norm)
-        self.net = Network(module, device, trained=spec.train_part)
+        self.net = self._network(dataset.classes, spec.train_part)
         # Drawn on the CPU, so that every device starts from the same network.
         self.net.initialise(torch_rng(job.seed, "init", 0, None, torch.device("cpu")))
         self.initial = self.net.vector.detach().clone()
         """The common initial value of the trained parameters."""
+        self._companions: dict[int, tuple[Network, torch.Tensor]] = {}
+
+    def another_start(self, generator: torch.Generator) -> torch.Tensor:
+        """Initial values of the trained parameters as another draw would have them; the network is left alone."""
+        net = self._network(self.classes, self._spec.train_part)
+        net.initialise(generator)
+        return net.vector.detach().clone()
+
+    def companion(self, outputs: int) -> tuple[Network, torch.Tensor]:
+        """A second network of the same architecture with so many outputs, made once, and its initial vector.
+
+        Its body is trained and its head stays as it was drawn; a network without a body is trained as a whole.
+        """
+        if outputs not in self._companions:
+            net = self._network(outputs, "all" if self.net.body.stop == 0 else "body")
+            net.initialise(torch_rng(self._seed, "init_companion", 0, None, torch.device("cpu")))
+            self._companions[outputs] = net, net.vector.detach().clone()
+        return self._companions[outputs]
+
+    def _network(self, outputs: int, trained: str) -> Network:
+        spec = self._spec
+        return Network(build_model(spec.model, self._shape, outputs, spec.norm), self.device, trained=trained)
 
     @property
     def has_ood(self) -> bool:
@@ -76,7 +97,8 @@ class Task:
         own = torch.from_numpy(np.unique(self._labels[torch.from_numpy(self.split.train[client])].cpu())).to(
             self.device
         )
-        test = torch.arange(n_train, len(labels), device=self.device)
+        # a data set without an official test part is foreign as a whole
+        test = torch.arange(n_train % len(labels), len(labels), device=self.device)
         return ClientData(images, labels, test[torch.isin(labels[test], own)])
 
     @cached_property
@@ -86,9 +108,7 @@ class Task:
     def _extra(self, name: str) -> tuple[Images, torch.Tensor, int]:
         dataset = find_dataset(name)
         arrays = load_arrays(dataset, self._root or data_root())
-        # a data set without an official test part is foreign as a whole
-        n_train = arrays.n_train if arrays.n_train < len(arrays.y) or name == self._spec.clean else 0
-        return (*self._on_device(dataset, arrays, "none"), n_train)
+        return (*self._on_device(dataset, arrays, "none"), arrays.n_train)
 
     def _on_device(self, dataset: type[Dataset], arrays: Arrays, augment: str) -> tuple[Images, torch.Tensor]:
         x, y = torch.from_numpy(arrays.x).to(self.device), torch.from_numpy(arrays.y).to(self.device)

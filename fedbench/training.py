@@ -116,21 +116,27 @@ def fine_tune(
     decay.
     """
     net = ctx.task.net
-    net.load(net.extended(start))
+    whole = net.extended(start)
+    net.load(whole)
     net.use_generator(ctx.rng("adapt_dropout"))
-    protocol = ctx.protocol
-    optimizer = make_optimizer(net.whole, ctx, protocol.lr if protocol.adapt_lr is None else protocol.adapt_lr)
+    part = net.head if ctx.protocol.adapt_part == "head" else slice(0, whole.numel())
+    optimizer = make_optimizer(net.part_of_whole(part), ctx, adapt_rate(ctx))
     grad = net.whole.grad
     assert grad is not None
-    for x, y in data.batches(protocol.batch_size, ctx.rng("adapt"), epochs=epochs, steps=steps):
+    for x, y in data.batches(ctx.protocol.batch_size, ctx.rng("adapt"), epochs=epochs, steps=steps):
         for _ in range(repeats):
             backward(net, x, y)
             if extra_grad is not None:
                 extra_grad(net.whole, grad)
-            if protocol.adapt_part == "head":
-                grad[net.body] = 0.0
             optimizer.step()
-    return net.whole.detach().clone()
+    adapted = whole.clone()
+    adapted[part] = net.whole.detach()[part]  # all the rest is as it was, running statistics too
+    return adapted
+
+
+def adapt_rate(ctx: Ctx) -> float:
+    """The rate of an adaptation: `adapt_lr`, or `lr` without decay."""
+    return ctx.protocol.lr if ctx.protocol.adapt_lr is None else ctx.protocol.adapt_lr
 
 
 def local_sgd(

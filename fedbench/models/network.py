@@ -7,6 +7,9 @@ statistics of batch norms lie in the buffer beside their layer's parameters, so 
 
 from __future__ import annotations
 
+from functools import cached_property
+from itertools import accumulate, pairwise
+
 import torch
 from torch import Tensor, nn
 
@@ -68,6 +71,27 @@ class Network:
         return self.n_parameters < self.d
 
     @property
+    def tensors(self) -> tuple[slice, ...]:
+        """Where the single weights, biases and other values of the layers lie in the trained vector."""
+        ends = list(accumulate(value.numel() for layer in self.module.modules() for value in _values(layer)))
+        return tuple(slice(begin, end) for begin, end in pairwise([0, *ends]) if end <= self.d)
+
+    @cached_property
+    def input_columns(self) -> Tensor:
+        """For every trained coordinate the number of its weight column, from 1 on; 0 outside of weight matrices.
+
+        A column is what one input of a layer is multiplied by; of a convolution, what one input channel is.
+        """
+        columns = torch.zeros_like(self.flat, dtype=torch.int64)
+        seen = 0
+        for layer in self.module.modules():
+            if isinstance(layer, (nn.Linear, nn.Conv2d)):
+                own = _column_numbers(layer).to(columns.device)
+                _view(columns, layer.weight.storage_offset(), layer.weight).copy_(own + seen)
+                seen += int(own.max())
+        return columns[: self.d]
+
+    @property
     def grad(self) -> Tensor:
         """Gradient of the trained vector after `backward`, 0 at running statistics; a view that methods may add to."""
         grad = self.vector.grad
@@ -77,6 +101,10 @@ class Network:
     def parameter(self, part: slice) -> nn.Parameter:
         """A part of the trained vector with its gradient: an optimiser on it leaves all the rest where it is."""
         return _parameter(self.vector[part], self.grad[part])
+
+    def part_of_whole(self, part: slice) -> nn.Parameter:
+        """The same for a part of the whole network, also of a frozen head."""
+        return _parameter(self.flat[part], self._flat_grad[part])
 
     def load(self, vector: Tensor) -> None:
         """Copy a trained vector into the network, with the frozen head beside it, or a vector of the whole network."""
@@ -140,6 +168,16 @@ def _statistics(layer: nn.Module) -> list[Tensor]:
     if not isinstance(layer, _BATCH_NORMS) or layer.running_mean is None or layer.running_var is None:
         return []
     return [layer.running_mean, layer.running_var]
+
+
+def _column_numbers(layer: nn.Linear | nn.Conv2d) -> Tensor:
+    """The number of the input that a weight belongs to, from 1 on, in a shape that expands to the weight's."""
+    into = layer.weight.shape[1]
+    numbers = torch.arange(1, into + 1).view(1, into, *[1] * (layer.weight.dim() - 2))
+    if isinstance(layer, nn.Linear) or layer.groups == 1:
+        return numbers
+    group = torch.arange(layer.out_channels) // (layer.out_channels // layer.groups)  # which inputs an output sees
+    return numbers + into * group.view(-1, 1, 1, 1)
 
 
 def _parameter(value: Tensor, grad: Tensor) -> nn.Parameter:

@@ -8,7 +8,7 @@ from torch import Tensor
 from fedbench.algorithm import Algorithm, Ctx, Params, methods, polls
 from fedbench.evaluation import Standing
 from fedbench.job import JobSpec, Protocol, TaskSpec, build_job
-from fedbench.simulation import on_wire
+from fedbench.wire import on_wire
 
 
 def measured(recorder):

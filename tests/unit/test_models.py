@@ -287,3 +287,42 @@ def test_an_unknown_model_is_named_with_the_nearest_known_one():
 def test_fully_connected_networks_take_images_of_any_size():
     # 3*32*32 = 3072 inputs: 3072*100+100 + 1010
     assert Network(build_model("dnn100", COLOUR, 10), CPU).d == 308_310
+
+
+# --- where weights lie ---
+
+
+def test_weights_and_biases_have_their_slices():
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+
+    assert Network(layers, CPU).tensors == (slice(0, 6), slice(6, 9), slice(9, 12), slice(12, 13))
+    assert Network(layers, CPU, trained="body").tensors == (slice(0, 6), slice(6, 9))
+
+
+def test_a_column_is_what_one_input_of_a_layer_is_multiplied_by():
+    net = Network(torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1)), CPU)
+
+    # rows of the first weight (3 outputs of 2 inputs), its biases, the second weight, its bias
+    assert net.input_columns.tolist() == [1, 2, 1, 2, 1, 2, 0, 0, 0, 3, 4, 5, 0]
+
+
+def test_a_frozen_head_has_no_columns_in_the_trained_vector():
+    layers = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Linear(3, 1))
+
+    assert Network(layers, CPU, trained="body").input_columns.tolist() == [1, 2, 1, 2, 1, 2, 0, 0, 0]
+
+
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_without_the_column_of_a_channel_a_convolution_does_not_see_it(groups):
+    module = torch.nn.Sequential(torch.nn.Conv2d(4, 8, 3, groups=groups), torch.nn.BatchNorm2d(8), torch.nn.Flatten())
+    net = Network(torch.nn.Sequential(*module, torch.nn.Linear(8, 2)), CPU)
+    net.initialise(torch.Generator().manual_seed(0))
+    x, convolution = torch.randn(2, 4, 3, 3, generator=torch.Generator().manual_seed(1)), net.module[0]
+    other = x.clone()
+    other[:, 2] = 7.0
+
+    net.flat[net.input_columns == 3] = 0.0
+
+    assert net.input_columns.max() == 4 + 8
+    assert torch.allclose(convolution(x), convolution(other))
+    assert convolution.weight.count_nonzero() == 4 * 8 * 9 // groups - 8 // groups * 9

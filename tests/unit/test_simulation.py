@@ -12,8 +12,9 @@ from fedbench.algorithm import Algorithm, Cohort, Ctx, Params
 from fedbench.errors import FedbenchError
 from fedbench.evaluation import Standing
 from fedbench.job import build_job
-from fedbench.simulation import Surroundings, check_jobs, is_finite, on_wire, simulate, size_of, train_round
+from fedbench.simulation import Surroundings, check_jobs, is_finite, simulate, train_round
 from fedbench.training import average
+from fedbench.wire import on_wire, size_of
 
 ACCURACY = [0.0, 0.2, 0.6, 0.4, 0.6, 0.3]
 """Of the toy's global model after every round; the best is reached in rounds 2 and 4."""

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from fedbench.errors import FedbenchError
-from fedbench.simulation import on_wire, size_of
+from fedbench.wire import on_wire, size_of
 
 BODY, HEAD = slice(0, 300), slice(300, 502)  # of `two_layers`: 2*100+100 and 100*2+2
 

@@ -8,8 +8,8 @@ from torch.nn.functional import cross_entropy
 
 from fedbench.algorithm import Ctx
 from fedbench.models import build_model
-from fedbench.simulation import on_wire, size_of
 from fedbench.training import local_batches, local_sgd
+from fedbench.wire import on_wire, size_of
 
 BODY, HEAD = slice(0, 6_500), slice(6_500, 7_510)  # dnn100 on digits
 

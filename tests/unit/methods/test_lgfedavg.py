@@ -5,7 +5,8 @@ import torch
 
 from fedbench.algorithm import Ctx
 from fedbench.errors import FedbenchError
-from fedbench.simulation import on_wire, size_of, train_round
+from fedbench.simulation import train_round
+from fedbench.wire import on_wire, size_of
 
 D, BODY, HEAD = 7_510, slice(0, 6_500), slice(6_500, 7_510)  # dnn100 on digits
 
