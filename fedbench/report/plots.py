@@ -132,7 +132,7 @@ def _paper_pictures(runs: pd.DataFrame, name: str) -> Iterator[Picture]:
     paper = load_paper(name)
     places: dict[Place, None] = {}
     for table, layout in paper.tables.items():
-        entries = [entry for entry in load_published(name) if entry.table == table]
+        entries = [entry for entry in load_published(name) if entry.table in (layout.entries or [table])]
         places |= dict.fromkeys(paper_places(paper, layout, entries))
     found = sort_runs(dict(zip(runs["run"], runs["spec"], strict=True)), paper, list(places))
     for place in places:
@@ -211,10 +211,10 @@ def _legend(figure: Figure, lines: Sequence[Line]) -> None:
         style = style_of(line.method, line.variant)
         handles.append(Line2D([], [], color=style.colour, linestyle=style.line, marker=style.marker, markersize=5))
     texts = [_legend_text(line) for line in lines]
-    columns = 4 if max(map(len, texts)) <= 16 else 2
-    figure.legend(
-        handles, texts, loc="outside lower center", ncols=min(columns, len(lines)), handlelength=4, frameon=False
-    )
+    columns = min(4 if max(map(len, texts)) <= 16 else 2, len(lines))
+    figure.legend(handles, texts, loc="outside lower center", ncols=columns, handlelength=4, frameon=False)
+    rows = -(-len(lines) // columns)
+    figure.set_figheight(figure.get_figheight() + 0.22 * max(0, rows - 2))  # the panels keep their height
 
 
 def _legend_text(line: Line) -> str:
