@@ -6,14 +6,14 @@ autograd, which would cost half as much again per step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from fedbench.algorithm import Ctx, State, Upload
+from fedbench.algorithm import Ctx, Message, State, Upload
 from fedbench.models.network import Network
 from fedbench.training import average, extrapolate, weight_of
 
@@ -281,17 +281,45 @@ def aggregate_gaussians(server: State, uploads: Iterable[Upload], ctx: Ctx, how:
     """Average mu and rho componentwise, or match moments, which minimises the average KL(q_i || server)."""
     if how == "param":
         return average(server, uploads, ctx)
-    total, mean, second = 0.0, torch.zeros(()), torch.zeros(())
-    for upload in uploads:  # float64: the variance is a difference of second moments
-        weight = weight_of(upload, ctx)
-        mu, sigma = upload.message["mu"].double(), softplus(upload.message["rho"].double())
-        total += weight
+    return extrapolate(server, _matched((weight_of(upload, ctx), upload.message) for upload in uploads), ctx)
+
+
+def aggregate_spike_slabs(
+    server: State, uploads: Iterable[Upload], ctx: Ctx, how: Literal["param", "moment"], form: Literal["logit", "raw"]
+) -> State:
+    """Average mu, rho and the gates' row, or minimise the average bound on KL(q_i || server).
+
+    The minimiser has the average lambda, and matches the moments of the slabs, each weighted by its own lambda.
+    """
+    if how == "param":
+        return average(server, uploads, ctx)
+    total, kept = 0.0, torch.zeros(())
+
+    def weighted() -> Iterator[tuple[Tensor, Message]]:
+        nonlocal total, kept
+        for upload in uploads:
+            gate, weight = upload.message["gate"].double(), weight_of(upload, ctx)
+            slab = weight * (gate.sigmoid() if form == "logit" else gate.clamp(LAMBDA_MARGIN, 1 - LAMBDA_MARGIN))
+            total, kept = total + weight, kept + slab
+            yield slab, upload.message
+
+    merged, keep = _matched(weighted()), kept / total
+    merged["gate"] = (keep.logit().clamp_(*ODDS_RANGE) if form == "logit" else keep).float()
+    return extrapolate(server, merged, ctx)
+
+
+def _matched(weighted: Iterable[tuple[Tensor | float, Message]]) -> State:
+    """The Gaussian with the mean and the variance of a weighted mixture of Gaussians."""
+    total: Tensor | float = 0.0
+    mean, second = torch.zeros(()), torch.zeros(())
+    for weight, message in weighted:  # float64: the variance is a difference of second moments
+        mu, sigma = message["mu"].double(), softplus(message["rho"].double())
+        total = total + weight
         mean = mean + weight * mu
         second = second + weight * (sigma**2 + mu**2)
     mean, second = mean / total, second / total
     sigma = (second - mean**2).clamp_min_(1e-24).sqrt()
-    merged = {"mu": mean.float(), "rho": inverse_softplus(sigma).clamp_(*RHO_RANGE).float()}
-    return extrapolate(server, merged, ctx)
+    return {"mu": mean.float(), "rho": inverse_softplus(sigma).clamp_(*RHO_RANGE).float()}
 
 
 def inverse_softplus(sigma: Tensor) -> Tensor:

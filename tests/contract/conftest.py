@@ -31,10 +31,15 @@ class Line:
 
 LEDGER: dict[str, Callable[[int, int, int], Line]] = {
     # as functions of d, d_b, d_h: parameters of the network, of its body, of its head (specification, section 1.4)
+    "bpfed": lambda d, d_b, d_h: Line(2 * d_b, 2 * d_b),
     "centralised": lambda d, d_b, d_h: Line(0, 0),
+    "cfedbayes": lambda d, d_b, d_h: Line(2 * 2 * d, 2 * d + 1),  # two clusters
     "ditto": lambda d, d_b, d_h: Line(d, d),
+    "fedabml": lambda d, d_b, d_h: Line(2 * d, 2 * d),
     "fedavg": lambda d, d_b, d_h: Line(d, d),
     "fedbabu": lambda d, d_b, d_h: Line(d_b, d_b),
+    # two prototypes and the gate, of which the body is trained
+    "fedhb_mixture": lambda d, d_b, d_h: Line(2 * d + d_b, d + d_b),
     "fedhb_niw": lambda d, d_b, d_h: Line(2 * d, d),
     "fedper": lambda d, d_b, d_h: Line(d_b, d_b),
     "fedprox": lambda d, d_b, d_h: Line(d, d),
@@ -46,13 +51,16 @@ LEDGER: dict[str, Callable[[int, int, int], Line]] = {
     "pfedbayes": lambda d, d_b, d_h: Line(2 * d, 2 * d),
     "pfedme": lambda d, d_b, d_h: Line(d, d),
     "scaffold": lambda d, d_b, d_h: Line(2 * d, 2 * d),
+    "sfedbayes": lambda d, d_b, d_h: Line(3 * d, 3 * d),
 }
 
 MARGIN = 0.3
 """How much more accurate than an untrained model a method must be after 20 rounds on digits."""
 MARGINS: dict[str, float] = dict.fromkeys(
     (
+        "bpfed",
         "centralised",
+        "cfedbayes",
         "ditto",
         "fedavg",
         "fedper",
@@ -65,6 +73,7 @@ MARGINS: dict[str, float] = dict.fromkeys(
         "pfedbayes",
         "pfedme",
         "scaffold",
+        "sfedbayes",
     ),
     0.6,
 )
