@@ -64,6 +64,12 @@ class SFedBayes(PFedBayes):
     def aggregate(self, server: State, uploads: Iterable[Upload], ctx: Ctx) -> State:
         return aggregate_spike_slabs(server, uploads, ctx, self.params.agg, self.params.lambda_form)
 
+    def describe(self, model: State, ctx: Ctx) -> dict[str, float]:
+        """`kept`: share of weights in a sample (the paper prints it as sparsity); `lambda`: its mean, unclamped."""
+        posterior = SpikeSlab(model, self.params.lambda_form, ctx.rng("mc_gates"))
+        raw = model["gate"].sigmoid() if self.params.lambda_form == "logit" else model["gate"]
+        return {"kept": float(posterior.keep.double().mean()), "lambda": float(raw.double().mean())}
+
     def predict(self, model: State, x: Tensor, ctx: Ctx, mode: PredictMode) -> Tensor:
         """At lambda mu, or averaged over draws of gates and weights."""
         random, posterior = self._random(ctx), SpikeSlab(model, self.params.lambda_form, ctx.rng("mc_gates"))

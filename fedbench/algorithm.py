@@ -144,6 +144,10 @@ class Algorithm:
         """
         return None
 
+    def describe(self, model: State, ctx: Ctx) -> dict[str, float]:
+        """Figures of the model itself, recorded with its scores: how sparse it is, say. Averaged over clients."""
+        return {}
+
     def predict(self, model: State, x: Tensor, ctx: Ctx, mode: PredictMode) -> Tensor:
         """Class probabilities. Point models ignore the mode."""
         ctx.task.net.load(model["w"])

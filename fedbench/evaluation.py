@@ -68,10 +68,12 @@ class Standing:
         """
         task = self.ctx.task
         everyone = task.members if clients is None else clients
-        tally = Tally.zeros(task.clients)
+        tally, described = Tally.zeros(task.clients), dict[int, dict[str, float]]()
         for members, model in _sharing(everyone, model_of or self.model_of(view), alone=task.net.uses_batch_statistics):
             self._score(model, members, mode, tally)
-        return _evaluation(self.ctx, stage, view, mode, tally, step=step, per_client=per_client)
+            described |= dict.fromkeys(members, self.algorithm.describe(model, self.ctx))
+        found = _evaluation(self.ctx, stage, view, mode, tally, step=step, per_client=per_client)
+        return None if found is None else _with_descriptions(found, described)
 
     def evaluate_clean(self, mode: PredictMode, stage: Stage) -> Evaluation | None:
         """The global model on the task's clean data set, as one client."""
@@ -184,6 +186,17 @@ def _evaluation(
         if ctx.task.has_ood:
             entropy = {None: _entropy(pooled, 0), **{client: _entropy(tally, client) for client in scored}}
     return Evaluation(ctx.round, stage, view, mode, metrics, reliability, entropy, step, split)
+
+
+def _with_descriptions(evaluation: Evaluation, described: dict[int, dict[str, float]]) -> Evaluation:
+    """The evaluation with what the method says of its models: per client where it has clients, and their mean."""
+    scored = [described[client] for client in described if described[client]]
+    for name in scored[0] if scored else ():
+        evaluation.metrics[None][name] = float(np.mean([figures[name] for figures in scored]))
+    for client, figures in described.items():
+        if client in evaluation.metrics:
+            evaluation.metrics[client].update(figures)
+    return evaluation
 
 
 def _reliability(tally: Tally, row: int) -> list[HistogramRow]:

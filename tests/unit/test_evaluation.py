@@ -203,3 +203,18 @@ def test_evaluation_builds_no_graph_of_gradients(ctx):
     score(algorithm, right(5), ctx, "gm")
 
     assert seen == [False]
+
+
+def test_what_a_method_says_of_its_models_is_recorded_with_their_scores(ctx):
+    class Sparse(Oracle):
+        def describe(self, model, ctx):
+            return {"kept": model["right"].item() / 10}
+
+    algorithm = Sparse(personal={0: right(1), 1: right(10), 2: right(3), 3: right(6)})
+
+    evaluation = score(algorithm, {}, ctx, "pm", per_client=True)
+
+    # 0.1, 1.0, 0.3 and 0.6: 2.0 / 4 = 0.5 on average
+    assert {client: metrics["kept"] for client, metrics in evaluation.metrics.items()} == pytest.approx(
+        {None: 0.5, 0: 0.1, 1: 1.0, 2: 0.3, 3: 0.6}
+    )

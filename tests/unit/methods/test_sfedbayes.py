@@ -389,3 +389,25 @@ def test_every_draw_has_gates_of_its_own(make_ctx, make_algorithm, monkeypatch):
     algorithm.predict(algorithm.init_server(ctx), ctx.task.test_data(0).x, ctx, "mc")
 
     assert len(drawn) == 30  # as many as the method's default asks for
+
+
+@pytest.mark.parametrize("lambda_form", ["logit", "raw"])
+def test_the_share_of_kept_weights_is_recorded(make_ctx, make_algorithm, lambda_form):
+    ctx = make_ctx("sfedbayes")
+    algorithm = make_algorithm("sfedbayes", lambda0=0.25, lambda_form=lambda_form)
+
+    described = algorithm.describe(algorithm.init_server(ctx), ctx)
+
+    assert described == {"kept": pytest.approx(0.25), "lambda": pytest.approx(0.25)}
+
+
+def test_a_raw_lambda_beyond_one_is_recorded_as_it_is(make_ctx, make_algorithm):
+    ctx = make_ctx("sfedbayes")
+    algorithm = make_algorithm("sfedbayes", lambda_form="raw")
+    server = algorithm.init_server(ctx)
+
+    described = algorithm.describe({**server, "gate": torch.full_like(server["mu"], 1.01)}, ctx)
+
+    # the paper prints a lambda of 1.01; in use it is clamped to just below 1
+    assert described["lambda"] == pytest.approx(1.01)
+    assert described["kept"] == pytest.approx(1.0, abs=1e-5)
