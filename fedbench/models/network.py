@@ -87,7 +87,7 @@ class Network:
         for layer in self.module.modules():
             if isinstance(layer, (nn.Linear, nn.Conv2d)):
                 own = _column_numbers(layer).to(columns.device)
-                _view(columns, layer.weight.storage_offset(), layer.weight).copy_(own + seen)
+                _view(columns, int(layer.weight.storage_offset()), layer.weight).copy_(own + seen)
                 seen += int(own.max())
         return columns[: self.d]
 
