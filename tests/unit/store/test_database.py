@@ -186,7 +186,9 @@ def test_a_database_that_another_process_makes_meanwhile_is_not_foreign(url, mon
 
     monkeypatch.setattr(database, "_revision", too_early)
 
-    open_database(url, create=True).dispose()
+    engine = open_database(url, create=True)
+
+    assert "job" in inspect(engine).get_table_names()
 
 
 # --- the connection ---
