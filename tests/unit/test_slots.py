@@ -4,7 +4,7 @@ import pytest
 
 from fedbench.errors import FedbenchError
 from fedbench.workers import slots
-from fedbench.workers.slots import make_slots
+from fedbench.workers.slots import KEEP_FREED_MEMORY, make_slots
 
 
 @pytest.fixture(autouse=True)
@@ -43,7 +43,8 @@ def test_the_cpu_can_be_asked_for_on_a_machine_with_cuda():
 def test_a_worker_on_the_cpu_sees_no_cuda_device_and_keeps_to_its_threads():
     (first, _) = make_slots(workers=2, cuda=0)
 
-    assert first.environment == {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4"}
+    threads = {"OMP_NUM_THREADS": "4", "MKL_NUM_THREADS": "4"}
+    assert first.environment == {"CUDA_VISIBLE_DEVICES": "", **threads, **KEEP_FREED_MEMORY}
 
 
 def test_the_cores_are_those_that_this_process_may_use(monkeypatch):
