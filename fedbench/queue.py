@@ -26,6 +26,8 @@ LEASE_SECONDS = 60.0
 MAX_ATTEMPTS = 3
 """A job whose worker died this often is failed instead of tried again."""
 FINISHED = ("done", "diverged")
+UNFINISHED = ("running", "interrupted")
+"""Of a run that the next worker goes on with."""
 STATUSES = ("pending", "running", "done", "diverged", "failed", "cancelled")
 _CHUNK = 500  # SQLite allows some thousand variables in a statement
 
@@ -109,7 +111,7 @@ def reap(engine: Engine) -> int:
             connection.execute(update(Job).where(Job.id == row.id).values(**values))
             if give_up:
                 note = f"the worker died {row.attempts} times while it ran this job (out of memory?)"
-                unfinished = Run.job_id == row.id, Run.status.in_(("running", "interrupted"))
+                unfinished = Run.job_id == row.id, Run.status.in_(UNFINISHED)
                 closed = connection.execute(update(Run).where(*unfinished).values(status="failed", error=note))
                 if not closed.rowcount:  # it died before it began: keep the reason all the same
                     place = {"device": "", "host": "", "versions": {}}

@@ -17,8 +17,6 @@ from fedbench.records import RoundRecord
 from fedbench.store.database import writing
 from fedbench.store.models import Cost, Evaluation, Histogram, Metric, Run
 
-UNFINISHED = ("running", "interrupted")
-
 
 class DatabaseRecorder:
     """The records of one claimed job. Every write renews the claim, and fails when another worker has taken it over."""
@@ -37,7 +35,9 @@ class DatabaseRecorder:
         """The number of threads to use: that of the unfinished run if there is one: it decides the last bits."""
         with self._engine.begin() as connection:
             versions = connection.execute(
-                select(Run.versions).where(Run.job_id == self._job, Run.status.in_(UNFINISHED)).order_by(Run.id.desc())
+                select(Run.versions)
+                .where(Run.job_id == self._job, Run.status.in_(queue.UNFINISHED))
+                .order_by(Run.id.desc())
             ).scalar()
         self._threads = int(versions.get("threads", wanted)) if versions else wanted
         return self._threads
@@ -47,7 +47,7 @@ class DatabaseRecorder:
         with self._transaction() as connection:
             row = connection.execute(
                 select(Run.id, Run.last_round, Run.seconds)
-                .where(Run.job_id == self._job, Run.status.in_(UNFINISHED))
+                .where(Run.job_id == self._job, Run.status.in_(queue.UNFINISHED))
                 .order_by(Run.id.desc())
             ).first()
             if row is not None:

@@ -11,19 +11,7 @@ from sqlalchemy import text
 from fedbench import doctor, queue
 from fedbench.dataset import datasets
 from fedbench.doctor import examine
-from fedbench.store.database import database_url, open_database, writing
-
-
-@pytest.fixture
-def url(tmp_path):
-    return database_url(str(tmp_path / "results" / "fedbench.sqlite"))
-
-
-@pytest.fixture
-def engine(url):
-    opened = open_database(url, create=True)
-    yield opened
-    opened.dispose()
+from fedbench.store.database import database_url, writing
 
 
 @pytest.fixture

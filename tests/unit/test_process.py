@@ -5,13 +5,12 @@ import time
 
 import pytest
 import torch
-from sqlalchemy import text
 from sqlalchemy.exc import OperationalError
 
 from fedbench import queue
 from fedbench.algorithm import methods
 from fedbench.errors import FedbenchError
-from fedbench.store.database import database_url, open_database, writing
+from fedbench.store.database import database_url
 from fedbench.workers.process import (
     Claimed,
     Ended,
@@ -47,25 +46,6 @@ class FakeOrders:
     @property
     def outcome(self):
         return self.events[-1].outcome
-
-
-@pytest.fixture
-def engine(tmp_path):
-    opened = open_database(database_url(str(tmp_path / "fedbench.sqlite")), create=True)
-    yield opened
-    opened.dispose()
-
-
-@pytest.fixture
-def sql(engine):
-    """Runs a statement and returns its rows as tuples; none for a change."""
-
-    def execute(statement):
-        with writing(engine).begin() as connection:
-            result = connection.execute(text(statement))
-            return [tuple(row) for row in result] if result.returns_rows else []
-
-    return execute
 
 
 @pytest.fixture

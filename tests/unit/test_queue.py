@@ -8,12 +8,12 @@ import time
 from collections import Counter
 
 import pytest
-from sqlalchemy import select, text
+from sqlalchemy import select
 
 from fedbench import queue
 from fedbench.errors import FedbenchError
 from fedbench.queue import LEASE_SECONDS, MAX_ATTEMPTS, LeaseLostError, worker_name
-from fedbench.store.database import database_url, open_database, writing
+from fedbench.store.database import writing
 from fedbench.store.recorder import DatabaseRecorder
 
 CLAIM_ALL = """
@@ -26,25 +26,6 @@ sys.stdin.readline()
 while (claim := queue.claim(engine, queue.worker_name())) is not None:
     print(claim.key)
 """
-
-
-@pytest.fixture
-def engine(tmp_path):
-    opened = open_database(database_url(str(tmp_path / "fedbench.sqlite")), create=True)
-    yield opened
-    opened.dispose()
-
-
-@pytest.fixture
-def sql(engine):
-    """Runs a statement and returns its rows as tuples; none for a change."""
-
-    def execute(statement, **values):
-        with writing(engine).begin() as connection:
-            result = connection.execute(text(statement), values)
-            return [tuple(row) for row in result] if result.returns_rows else []
-
-    return execute
 
 
 @pytest.fixture
