@@ -10,10 +10,9 @@ from typing import Literal
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from fedbench.algorithm import Ctx, Message, State
-from fedbench.bayes import Gaussian, KLDirection, LossGrad, set_elbo_grad, set_prior_grad
+from fedbench.bayes import Gaussian, KLDirection
 from fedbench.errors import FedbenchError
 from fedbench.task import ClientData
 
@@ -72,21 +71,10 @@ class BPFed(PFedBayes):
             posterior.hold(ctx.task.net.body)
         return posterior
 
-    def _set_own_grad(
-        self,
-        own: Gaussian,
-        shared: Gaussian,
-        kl_weight: Tensor | float,
-        loss_grad: LossGrad,
-        noise: torch.Generator,
-        ctx: Ctx,
-    ) -> None:
-        p = self.params
-        scale = self._random(ctx) * p.noise_scale
-        set_elbo_grad(own, shared, kl_weight, loss_grad, scale, p.samples, noise, p.kl_direction)
-
-    def _set_shared_grad(self, shared: Gaussian, own: Gaussian, weight: Tensor | float) -> None:
-        set_prior_grad(shared, own, weight, self.params.kl_direction)
+    @property
+    def _kl_direction(self) -> KLDirection:
+        direction: KLDirection = self.params.kl_direction
+        return direction
 
 
 def _body(state: State, ctx: Ctx) -> State:

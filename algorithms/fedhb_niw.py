@@ -208,6 +208,10 @@ class FedHBNIW(Algorithm):
         self._descend(net.whole, server, data.n, batches, optimizer, ctx.rng("adapt_columns"), ctx, fixed)
         return {"w": net.whole.detach().clone()}
 
+    def describe(self, model: State, ctx: Ctx) -> dict[str, float]:
+        """The norm of m_0, which every round shrinks."""
+        return {"norm_m0": float(model["w"].double().norm())} if "spread" in model else {}
+
     def predict(self, model: State, x: Tensor, ctx: Ctx, mode: PredictMode) -> Tensor:
         """Personal models are points. The global one is drawn once (mean) or `mc_samples` times, alike for everyone."""
         if "spread" not in model or (mode == "mean" and self.params.prediction == "mean"):

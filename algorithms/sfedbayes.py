@@ -7,6 +7,7 @@ KL(Bern(lambda_i) || Bern(lambda_w)) + lambda_i KL(N_i || N_w).
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import replace
 from typing import ClassVar, Literal
 
 import torch
@@ -17,7 +18,6 @@ from fedbench.algorithm import Ctx, Message, PredictMode, State, Upload
 from fedbench.bayes import (
     ODDS_RANGE,
     Gaussian,
-    LossGrad,
     SpikeSlab,
     aggregate_spike_slabs,
     predict_mc,
@@ -25,6 +25,7 @@ from fedbench.bayes import (
     set_spike_slab_elbo_grad,
     set_spike_slab_prior_grad,
 )
+from fedbench.local_reparam import BatchLoss
 from fedbench.task import ClientData
 
 from .pfedbayes import PFedBayes, PFedBayesParams
@@ -43,6 +44,10 @@ class SFedBayesParams(PFedBayesParams):
         True, description="the personal posterior starts every round from the download; false: it goes on"
     )
     agg: Literal["param", "moment"] = Field("param", description="server: average (mu, rho, lambda), or match moments")
+    send_above: float = Field(
+        0.0, ge=0, lt=1, description="weights with a smaller lambda travel as lambda alone, without mu and rho; 0: off"
+    )
+    local_reparam: Literal[False] = Field(False, description="not for gated weights, whose outputs are not Gaussian")
 
 
 class SFedBayes(PFedBayes):
@@ -57,12 +62,41 @@ class SFedBayes(PFedBayes):
         gate = keep.logit().clamp(*ODDS_RANGE) if self.params.lambda_form == "logit" else keep
         return {**state, "gate": torch.full_like(state["mu"], float(gate))}
 
+    def download(self, server: State, ctx: Ctx) -> Message:
+        return self._thinned(server, ctx)
+
     def update(self, down: Message, memory: State, data: ClientData, ctx: Ctx) -> tuple[Message, State]:
-        start = {**memory, **down} if self.params.personal_reset else memory
-        return super().update(down, start, data, ctx)
+        """What was not sent down is rarely drawn: the client takes a slab around 0 for it."""
+        unknown = torch.zeros_like(down["gate"])
+        shared = self._filled(down, {"mu": unknown, "rho": unknown + self.params.rho0}, ctx)
+        start = {**memory, **shared} if self.params.personal_reset else memory
+        message, kept = super().update(shared, start, data, ctx)
+        return self._thinned(message, ctx), kept
 
     def aggregate(self, server: State, uploads: Iterable[Upload], ctx: Ctx) -> State:
-        return aggregate_spike_slabs(server, uploads, ctx, self.params.agg, self.params.lambda_form)
+        """For what a client did not send up, the server takes its own mu and rho."""
+        whole = (replace(upload, message=self._filled(upload.message, server, ctx)) for upload in uploads)
+        return aggregate_spike_slabs(server, whole, ctx, self.params.agg, self.params.lambda_form)
+
+    def _thinned(self, state: State, ctx: Ctx) -> Message:
+        """The message without mu and rho of weights below the threshold; all lambdas, which tell what is missing."""
+        if self.params.send_above == 0:
+            return state
+        sent = self._sent(state["gate"], ctx)
+        return {"mu": state["mu"][sent], "rho": state["rho"][sent], "gate": state["gate"]}
+
+    def _filled(self, message: Message, unknown: State, ctx: Ctx) -> State:
+        """The state that was thinned, with what is not known taken from another."""
+        if self.params.send_above == 0:
+            return message
+        sent = self._sent(message["gate"], ctx)
+        known = {key: unknown[key].masked_scatter(sent, message[key]) for key in ("mu", "rho")}
+        return {**known, "gate": message["gate"]}
+
+    def _sent(self, gate: Tensor, ctx: Ctx) -> Tensor:
+        """Where mu and rho travel: large lambdas, and point values."""
+        keep = gate.sigmoid() if self.params.lambda_form == "logit" else gate
+        return (keep >= self.params.send_above) | (self._random(ctx) == torch.zeros_like(gate))
 
     def describe(self, model: State, ctx: Ctx) -> dict[str, float]:
         """`kept`: share of weights in a sample (the paper prints it as sparsity); `lambda`: its mean, unclamped."""
@@ -93,14 +127,14 @@ class SFedBayes(PFedBayes):
         own: Gaussian,
         shared: Gaussian,
         kl_weight: Tensor | float,
-        loss_grad: LossGrad,
+        loss: BatchLoss,
         noise: torch.Generator,
         ctx: Ctx,
     ) -> None:
         assert isinstance(own, SpikeSlab)
         assert isinstance(shared, SpikeSlab)
         p, random = self.params, self._random(ctx)
-        set_spike_slab_elbo_grad(own, shared, kl_weight, loss_grad, random, p.noise_scale, p.samples, noise, p.temp)
+        set_spike_slab_elbo_grad(own, shared, kl_weight, loss.grad, random, p.noise_scale, p.samples, noise, p.temp)
 
     def _set_shared_grad(self, shared: Gaussian, own: Gaussian, weight: Tensor | float) -> None:
         assert isinstance(own, SpikeSlab)

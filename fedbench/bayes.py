@@ -19,6 +19,8 @@ from fedbench.training import average, extrapolate, weight_of
 
 LossGrad = Callable[[Tensor], Tensor]
 """The gradient of the loss at a vector of weights; a view, valid until the next call."""
+OutputsGrad = Callable[[Tensor, Tensor, torch.Generator], tuple[Tensor, Tensor]]
+"""The gradients of the loss over mean and spread of Gaussian weights, by one draw of the noise in layers' outputs."""
 KLDirection = Literal["forward", "reverse"]
 """KL(q || prior), or KL(prior || q)."""
 RHO_RANGE = (-12.0, 5.0)
@@ -123,18 +125,26 @@ class SpikeSlab(Gaussian):
 
 
 def initial_gaussian(
-    ctx: Ctx, rho: float, mu_std: float, bayes_norm: Literal["gaussian", "point"], purpose: str = "init_gaussian"
+    ctx: Ctx,
+    rho: float,
+    mu_std: float,
+    bayes_norm: Literal["gaussian", "point"],
+    purpose: str = "init_gaussian",
+    rho_std: float = 0.0,
 ) -> State:
-    """mu ~ N(0, mu_std^2), rho constant; point-valued normalisation parameters start where the network's do.
+    """mu ~ N(0, mu_std^2), rho ~ N(rho, rho_std^2); point-valued normalisation parameters start where the network's do.
 
-    Another purpose of the generator is another, independent draw of mu.
+    Another purpose of the generator is another, independent draw.
     """
-    initial, is_norm = ctx.task.initial, ctx.task.net.norm_mask
+    initial, is_norm, draws = ctx.task.initial, ctx.task.net.norm_mask, ctx.rng(purpose, on_cpu=True)
     # Drawn on the CPU, so that every device starts from the same values.
-    mu = torch.randn(initial.shape, generator=ctx.rng(purpose, on_cpu=True)).mul_(mu_std).to(initial.device)
+    mu = torch.randn(initial.shape, generator=draws).mul_(mu_std).to(initial.device)
     if bayes_norm == "point":
         mu = torch.where(is_norm, initial, mu)
-    return {"mu": mu, "rho": torch.full_like(mu, rho)}
+    rhos = torch.full_like(mu, rho)
+    if rho_std > 0:
+        rhos += torch.randn(initial.shape, generator=draws).mul_(rho_std).to(initial.device)
+    return {"mu": mu, "rho": rhos.clamp_(*RHO_RANGE)}
 
 
 def random_coordinates(net: Network, bayes_norm: Literal["gaussian", "point"]) -> Tensor | float:
@@ -174,16 +184,23 @@ def set_elbo_grad(
     samples: int,
     generator: torch.Generator,
     kl_direction: KLDirection = "forward",
+    outputs_grad: OutputsGrad | None = None,
 ) -> None:
     """Set the gradient over q of E[loss(theta)] + kl_weight * KL(q || prior), theta = mu + scale * sigma * eps.
 
     `loss_grad` returns the gradient of the loss at theta; the expectation is over `samples` draws of eps ~ N(0, I).
-    With kl_direction "reverse" the KL is KL(prior || q).
+    With `outputs_grad` the noise is drawn in the layers' outputs instead. With kl_direction "reverse" the KL is
+    KL(prior || q).
     """
     _set_kl_grad(q, prior, first=kl_direction == "forward")
     q.grad_mu.mul_(kl_weight)
     q.grad_rho.mul_(kl_weight)
     for _ in range(samples):
+        if outputs_grad is not None:
+            over_mu, over_spread = outputs_grad(q.mu, q.sigma * scale, generator)
+            q.grad_mu.add_(over_mu, alpha=1 / samples)
+            q.grad_rho.add_(over_spread.mul_(scale), alpha=1 / samples)
+            continue
         noise = torch.randn(q.mu.shape, generator=generator, device=generator.device).mul_(scale)
         grad = loss_grad(torch.addcmul(q.mu, q.sigma, noise))
         q.grad_mu.add_(grad, alpha=1 / samples)

@@ -106,6 +106,14 @@ class Network:
         """The same for a part of the whole network, also of a frozen head."""
         return _parameter(self.flat[part], self._flat_grad[part])
 
+    def trains(self, value: Tensor) -> bool:
+        """Whether a layer's weight or bias is part of the trained vector."""
+        return int(value.storage_offset()) < self.d
+
+    def values_of(self, vector: Tensor, value: Tensor) -> Tensor:
+        """What a vector like the trained one holds in the place of a layer's weight or bias; a view."""
+        return _view(vector, int(value.storage_offset()), value)
+
     def load(self, vector: Tensor) -> None:
         """Copy a trained vector into the network, with the frozen head beside it, or a vector of the whole network."""
         if vector.numel() == self.flat.numel():
@@ -131,11 +139,18 @@ class Network:
 
     def logits(self, x: Tensor, training: bool = False) -> Tensor:
         """Outputs for these images; in training with dropout, and with running statistics moved towards the batch's."""
+        return self._pass(self.module, x, training)
+
+    def features(self, x: Tensor, training: bool = False) -> Tensor:
+        """What the body makes of these images: all that comes before the head."""
+        return self._pass(self.module[:-1], x, training)
+
+    def _pass(self, layers: nn.Module, x: Tensor, training: bool) -> Tensor:
         for layer in self._with_modes:
             layer.training = training
         if self._channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
-        out: Tensor = self.module(x)
+        out: Tensor = layers(x)
         return out
 
     def initialise(self, generator: torch.Generator) -> None:

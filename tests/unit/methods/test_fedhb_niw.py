@@ -342,3 +342,12 @@ def test_personalisation_pays(make_job, recorder, tmp_path):
 
     before, after = (e.metrics[None]["accuracy"] for e in recorder.evaluations(stage="adapt", predict="mean"))
     assert after > before + 0.2
+
+
+def test_the_norm_of_m0_is_recorded_with_the_global_model_alone(make_ctx, make_algorithm):
+    ctx, algorithm = make_ctx("fedhb_niw"), make_algorithm("fedhb_niw")
+    w = torch.zeros(ctx.task.net.d)
+    w[:2] = torch.tensor([3.0, 4.0])
+
+    assert algorithm.describe({"w": w, "spread": torch.ones_like(w)}, ctx) == {"norm_m0": 5.0}
+    assert algorithm.describe({"w": w}, ctx) == {}

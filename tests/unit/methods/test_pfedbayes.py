@@ -249,13 +249,13 @@ def calls(monkeypatch):
 
     made, elbo, prior = [], pfedbayes.set_elbo_grad, pfedbayes.set_prior_grad
 
-    def spied_elbo(q, p, weight, loss_grad, scale, samples, generator):
+    def spied_elbo(q, p, weight, loss_grad, scale, samples, *rest):
         made.append(("own", weight, scale, samples))
-        elbo(q, p, weight, loss_grad, scale, samples, generator)
+        elbo(q, p, weight, loss_grad, scale, samples, *rest)
 
-    def spied_prior(p, q, weight):
+    def spied_prior(p, q, weight, *rest):
         made.append(("shared", weight, None, None))
-        prior(p, q, weight)
+        prior(p, q, weight, *rest)
 
     monkeypatch.setattr(pfedbayes, "set_elbo_grad", spied_elbo)
     monkeypatch.setattr(pfedbayes, "set_prior_grad", spied_prior)
@@ -414,3 +414,49 @@ def test_a_client_that_comes_late_starts_where_the_others_started(make_ctx, make
     late = algorithm.init_client(ctx.at(1))
 
     assert same(late, early)
+
+
+def test_rho_starts_around_rho0_where_it_is_drawn(make_ctx, make_algorithm):
+    drawn = make_algorithm("pfedbayes", rho0=-3, rho_std=0.1).init_server(make_ctx("pfedbayes"))["rho"]
+    plain = make_algorithm("pfedbayes", rho0=-3).init_server(make_ctx("pfedbayes"))
+
+    # 7,510 draws: their mean is within 0.1 / sqrt(7510) = 0.0012 of -3, three times over
+    assert drawn.mean().item() == pytest.approx(-3.0, abs=0.0036)
+    assert drawn.std().item() == pytest.approx(0.1, abs=0.004)
+    assert torch.equal(plain["rho"], torch.full_like(drawn, -3.0))
+
+
+def test_drawing_rho_leaves_the_means_alone(make_ctx, make_algorithm):
+    ctx = make_ctx("pfedbayes")
+    plain, drawn = (make_algorithm("pfedbayes", rho_std=std).init_server(ctx)["mu"] for std in (0.0, 0.1))
+
+    assert torch.equal(plain, drawn)
+
+
+def test_noise_in_the_outputs_is_refused_where_norms_have_posteriors(make_algorithm):
+    with pytest.raises(ValueError, match="use bayes_norm point"):
+        make_algorithm("pfedbayes", local_reparam=True, bayes_norm="gaussian")
+
+
+def test_noise_in_the_outputs_trains_another_posterior_of_the_same_kind(make_ctx, make_algorithm, run_rounds):
+    """Weight noise and output noise are other draws; after a few rounds both have learned their five digits."""
+    ctx = make_ctx("pfedbayes", lr=0.01, tau=20, local_unit="batch", batch_size=20)
+    weights = run_rounds(make_algorithm("pfedbayes"), ctx, 6).clients[0]
+    outputs = run_rounds(make_algorithm("pfedbayes", local_reparam=True), ctx, 6).clients[0]
+
+    assert not torch.equal(weights["mu"], outputs["mu"])
+    data = ctx.task.test_data(0)
+    for memory in (weights, outputs):
+        predicted = make_algorithm("pfedbayes").predict(memory, data.x, ctx, "mean").argmax(1)
+        assert (predicted == data.y).double().mean().item() > 0.8
+
+
+def test_without_noise_it_does_not_matter_where_it_is_drawn(make_ctx, make_algorithm, run_rounds):
+    ctx = make_ctx("pfedbayes", lr=0.01, tau=5, local_unit="batch")
+    weights, outputs = (
+        run_rounds(make_algorithm("pfedbayes", noise_scale=0, local_reparam=local), ctx, 2).server
+        for local in (False, True)
+    )
+
+    # the outputs' smallest variance, 1e-20, stands below the float32 of any output
+    assert torch.allclose(weights["mu"], outputs["mu"], atol=1e-6)

@@ -14,7 +14,7 @@ from fedbench.bayes import (
     set_spike_slab_prior_grad,
     spike_slab_kl,
 )
-from fedbench.simulation import on_wire, size_of
+from fedbench.simulation import on_wire, size_of, train_round
 
 ROWS = ("mu", "rho", "gate")
 FORMS = pytest.mark.parametrize("form", ["logit", "raw"])
@@ -411,3 +411,85 @@ def test_a_raw_lambda_beyond_one_is_recorded_as_it_is(make_ctx, make_algorithm):
     # the paper prints a lambda of 1.01; in use it is clamped to just below 1
     assert described["lambda"] == pytest.approx(1.01)
     assert described["kept"] == pytest.approx(1.0, abs=1e-5)
+
+
+# --- what travels ---
+
+
+@FORMS
+def test_small_lambdas_travel_without_their_slabs(make_ctx, make_algorithm, form):
+    algorithm, ctx = make_algorithm("sfedbayes", lambda_form=form, send_above=0.3), make_ctx("sfedbayes")
+    server = random_state(1, form, d=ctx.task.net.d)
+    sent = lambda_of(server["gate"], form) >= 0.3
+
+    down = algorithm.download(server, ctx.at(0))
+
+    assert 0 < int(sent.sum()) < sent.numel()
+    assert torch.equal(down["gate"], server["gate"])
+    assert torch.equal(down["mu"], server["mu"][sent])
+    assert torch.equal(down["rho"], server["rho"][sent])
+
+
+def test_the_client_takes_a_slab_around_zero_for_what_it_did_not_get(make_ctx, make_algorithm):
+    algorithm = make_algorithm("sfedbayes", send_above=0.3, rho0=-2)
+    ctx = make_ctx("sfedbayes", tau=1, lr=1e-12, local_unit="batch")  # a step too small to move anything
+    server = random_state(1, "logit", d=ctx.task.net.d)
+    missing = torch.sigmoid(server["gate"]) < 0.3
+
+    down = algorithm.download(server, ctx.at(0))
+    message, own = algorithm.update(down, algorithm.init_client(ctx.at(0)), ctx.task.train_data(0), ctx.at(0))
+
+    assert own["mu"][missing].abs().max().item() < 1e-6
+    assert torch.allclose(own["rho"][missing], torch.tensor(-2.0))
+    assert torch.allclose(own["mu"][~missing], server["mu"][~missing])
+    assert message["mu"].numel() == int((~missing).sum())
+
+
+def test_the_server_takes_its_own_slab_for_what_a_client_did_not_send(make_ctx, make_algorithm):
+    # three weights; client 0 sends the first two (lambda 0.9, 0.5), client 1 the last two (0.5, 0.9); threshold 0.4
+    algorithm, ctx = make_algorithm("sfedbayes", lambda_form="raw", send_above=0.4), make_ctx("sfedbayes")
+    server = {"mu": torch.tensor([10.0, 20.0, 30.0]), "rho": torch.zeros(3), "gate": torch.full((3,), 0.5)}
+    uploads = [
+        Upload(0, 1, {"mu": torch.tensor([1.0, 2.0]), "rho": torch.ones(2), "gate": torch.tensor([0.9, 0.5, 0.1])}),
+        Upload(1, 1, {"mu": torch.tensor([4.0, 6.0]), "rho": torch.ones(2), "gate": torch.tensor([0.1, 0.5, 0.9])}),
+    ]
+
+    merged = algorithm.aggregate(server, uploads, ctx)
+
+    assert merged["mu"].tolist() == [5.5, 3.0, 18.0]  # (1 + 10) / 2, (2 + 4) / 2, (30 + 6) / 2
+    assert merged["rho"].tolist() == [0.5, 1.0, 0.5]
+    assert merged["gate"].tolist() == pytest.approx([0.5, 0.5, 0.5])
+
+
+def test_a_threshold_below_every_lambda_changes_nothing(make_ctx, make_algorithm, run_rounds):
+    ctx = make_ctx("sfedbayes", tau=3, local_unit="batch")
+    off, low = (run_rounds(make_algorithm("sfedbayes", send_above=above), ctx, 2).server for above in (0.0, 0.01))
+
+    assert same(off, low)
+
+
+def test_the_byte_count_shows_what_the_threshold_saves(make_ctx, make_algorithm, begin_training):
+    """A raw lambda of 0.5 is below 0.6 everywhere: d numbers travel down instead of 3 d, and as many up."""
+    ctx = make_ctx("sfedbayes", tau=1, lr=1e-6, local_unit="batch")
+    traffic = {}
+    for above in (0.0, 0.6):
+        algorithm = make_algorithm("sfedbayes", lambda_form="raw", lambda0=0.5, send_above=above)
+        traffic[above] = train_round(algorithm, begin_training(algorithm, ctx), ctx)
+
+    d = ctx.task.net.d
+    assert (traffic[0.0].bytes_down, traffic[0.0].bytes_up) == (2 * 12 * d, 2 * 12 * d)  # two clients
+    assert (traffic[0.6].bytes_down, traffic[0.6].bytes_up) == (2 * 4 * d, 2 * 4 * d)
+
+
+def test_point_valued_norms_always_travel(make_ctx, make_algorithm, pictures):
+    ctx = make_ctx("sfedbayes", dataset="pictures", model="vgg_s")
+    algorithm = make_algorithm("sfedbayes", lambda0=0.1, send_above=0.5)
+
+    down = algorithm.download(algorithm.init_server(ctx), ctx.at(0))
+
+    assert down["mu"].numel() == int(ctx.task.net.norm_mask.sum())
+
+
+def test_gated_weights_have_no_noise_in_the_outputs(make_algorithm):
+    with pytest.raises(ValueError, match="local_reparam"):
+        make_algorithm("sfedbayes", local_reparam=True)
