@@ -3,9 +3,11 @@
 import numpy as np
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor
 
-from fedbench.algorithm import Algorithm, Ctx, Params, methods, polls
+from fedbench.algorithm import Algorithm, Ctx, Params, methods
 from fedbench.evaluation import Standing
 from fedbench.job import JobSpec, Protocol, TaskSpec, build_job
 from fedbench.wire import on_wire
@@ -160,6 +162,27 @@ def test_predictions_are_probabilities_also_for_clients_that_never_took_part(beg
     assert len(predictions) >= 4
 
 
+@pytest.mark.parametrize("mode", ["mean", "mc"])
+def test_predictions_are_probabilities_for_any_input(begin, train, mode):
+    """Blank images, and images so bright that one logit is 1e8 above the others."""
+    algorithm, ctx, progress = begin()
+    train(algorithm, ctx, progress, 1)
+    standing, here = Standing(algorithm, progress.server, progress.clients, ctx), ctx.at(0)
+    images = ctx.task.test_data(0).x[:8]
+    models = [model for view in ("gm", "pm") if (model := standing.model_of(view)(0)) is not None]
+
+    @settings(max_examples=15, derandomize=True, deadline=None)
+    @given(st.sampled_from(models), st.floats(-30, 8), st.booleans())
+    def check(model, exponent, negative):
+        rows = algorithm.predict(model, images * (-1 if negative else 1) * 10.0**exponent, here, mode)
+        assert bool(rows.isfinite().all())
+        assert 0 <= rows.min().item() <= rows.max().item() <= 1 + 1e-5
+        torch.testing.assert_close(rows.double().sum(-1), torch.ones(len(rows)).double(), rtol=0, atol=1e-5)
+
+    with torch.no_grad():
+        check()
+
+
 # --- randomness ---
 
 
@@ -218,7 +241,7 @@ def test_the_order_of_the_clients_does_not_matter(begin, train, world):
         for client in order:
             where, memory, data = now.at(client), progress.clients[client], ctx.task.train_data(client)
             down = on_wire(algorithm.download(progress.server, where))
-            if polls(algorithm):
+            if algorithm.polls():
                 algorithm.poll(down, memory, data, where)
             found[client] = algorithm.update(down, memory, data, where)
         return found
@@ -279,7 +302,7 @@ def test_counted_bytes_are_those_of_the_ledger(begin, train, witness, method, le
 
     traffic = train(algorithm, ctx, progress, 2)
 
-    everyone = 4 if polls(algorithm) else 0
+    everyone = 4 if algorithm.polls() else 0
     expected = [
         (4 * line.down * (everyone or len(cohort.train)), 4 * (line.up * len(cohort.report) + line.poll * everyone))
         for cohort in seen.cohorts
