@@ -84,7 +84,8 @@ def test_every_method_of_a_paper_makes_a_job_on_each_of_its_data_sets(name: str)
 def test_what_a_paper_sets_for_a_method_arrives_in_its_jobs(name: str) -> None:
     paper = load_paper(name)
     for method, given in paper.methods.items():
-        grid = Grid(name="one", paper=name, methods=[MethodEntry(name=method)], tasks=[{"dataset": "mnist"}])
+        # a data set that no override names
+        grid = Grid(name="one", paper=name, methods=[MethodEntry(name=method)], tasks=[{"dataset": "digits"}])
 
         (job,) = expand(grid)
 
