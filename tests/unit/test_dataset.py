@@ -2,21 +2,39 @@
 
 from __future__ import annotations
 
+import gzip
+import hashlib
+import io
 import pickle
 import struct
 import subprocess
 import sys
+import tarfile
 import threading
 import time
+import zipfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import numpy as np
 import pytest
+from PIL import Image
+from scipy.io import savemat
 
-from fedbench.dataset import Arrays, DataError, Dataset, data_root, datasets, load_arrays, presence
+from fedbench.dataset import (
+    Arrays,
+    DataError,
+    Dataset,
+    data_root,
+    datasets,
+    find_dataset,
+    load_arrays,
+    presence,
+    verify,
+)
 from fedbench.errors import FedbenchError
+from fedbench.vision import torchvision_datasets
 
 # Three images of 2x2 pixels, two of them official training data.
 TINY = Arrays(
@@ -320,16 +338,22 @@ def test_a_missing_data_set_without_network_is_one_clear_error(tiny: type[Tiny],
     assert "Tiny is not under" in caught.value.message
     assert str(tmp_path) in caught.value.message
     assert "--data" in caught.value.hint
-    assert caught.value.__suppress_context__  # one message, no chain of exceptions
+    assert caught.value.__context__ is None or caught.value.__suppress_context__  # one message, no chain of exceptions
     assert tiny.downloads == 1
 
 
-def test_a_data_set_without_a_download_says_so(tmp_path: Path) -> None:
-    class Homemade(Tiny):
-        download = Dataset.download
+def test_a_data_set_without_a_source_says_so(tmp_path: Path) -> None:
+    class Homemade(Dataset):
+        title = "Homemade"
+        shape = (1, 2, 2)
+        classes = 2
+        sha256 = TINY_SHA256
+        read = Tiny.read
 
-    with pytest.raises(DataError, match="has no download"):
+    with pytest.raises(DataError, match=r"Homemade is not under .* there is nowhere to fetch it from") as caught:
         load_arrays(Homemade, tmp_path)
+
+    assert "--data" in caught.value.hint
 
 
 def test_a_missing_data_set_is_downloaded_and_read(tmp_path: Path) -> None:
@@ -578,10 +602,9 @@ def mnist_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (raw / f"{part}-images-idx3-ubyte").write_bytes(images_file(count))
         (raw / f"{part}-labels-idx1-ubyte").write_bytes(labels_file(count))
 
-    def no_network(cls: type[Dataset], root: Path) -> None:
-        raise OSError("no network in tests")
-
-    monkeypatch.setattr(datasets.get("mnist"), "download", classmethod(no_network))
+    mnist = datasets.get("mnist")
+    monkeypatch.setattr(mnist, "archives", classmethod(lambda cls: []))  # no network in tests
+    monkeypatch.setattr(mnist, "packages", ())
     return tmp_path
 
 
@@ -613,7 +636,9 @@ def test_truncated_mnist_files_are_damaged(mnist_root: Path, part: str, file: st
     assert not cache_of(datasets.get("mnist"), mnist_root).exists()
 
 
-@pytest.mark.parametrize("name", ["mnist", "fashion_mnist", "cifar10"])
+@pytest.mark.parametrize(
+    "name", ["mnist", "fashion_mnist", "emnist", "cifar10", "cifar100", "cifar100_subset", "svhn", "covtype"]
+)
 def test_a_data_set_that_is_not_there_is_not_found(name: str, tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError):
         datasets.get(name).read(tmp_path)
@@ -624,8 +649,304 @@ def test_an_empty_mnist_folder_is_missing_rather_than_damaged(mnist_root: Path) 
         path.unlink()
 
     assert presence(datasets.get("mnist"), mnist_root) == "missing"
-    with pytest.raises(DataError, match="no network in tests"):
+    with pytest.raises(DataError, match="MNIST is not under"):
         load_arrays(datasets.get("mnist"), mnist_root)
+
+
+def test_mnist_is_read_from_packed_files_too(mnist_root: Path) -> None:
+    expected = datasets.get("mnist").read(mnist_root)
+    for path in list((mnist_root / "MNIST" / "raw").iterdir()):
+        path.with_name(f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+        path.unlink()
+
+    assert datasets.get("mnist").read(mnist_root).sha256() == expected.sha256()
+
+
+def test_mnist_files_with_more_than_they_say_are_damaged(mnist_root: Path) -> None:
+    with (mnist_root / "MNIST" / "raw" / "t10k-labels-idx1-ubyte").open("ab") as file:
+        file.write(b"\0")
+
+    assert presence(datasets.get("mnist"), mnist_root) == "damaged"
+
+
+# --- EMNIST ---
+
+LETTER_L = np.zeros((28, 28), dtype=np.uint8)
+LETTER_L[4:24, 6] = 255  # a stroke down the left
+LETTER_L[23, 6:20] = 255  # and one to the right at the bottom
+
+
+def idx(values: np.ndarray) -> bytes:
+    """An idx file of bytes: two zeros, 8, the number of dimensions, the dimensions, the values."""
+    return struct.pack(f">4B{values.ndim}I", 0, 0, 8, values.ndim, *values.shape) + values.astype(np.uint8).tobytes()
+
+
+@pytest.fixture
+def emnist_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data root with a made-up EMNIST: in every division three L for training and two blanks for testing."""
+    packed = io.BytesIO()
+    with zipfile.ZipFile(packed, "w") as archive:
+        for split, last in (("byclass", 61), ("bymerge", 46), ("balanced", 46), ("letters", 26), ("digits", 9)):
+            lying = np.stack([LETTER_L.T] * 3)  # the files hold columns before rows
+            first = 1 if split == "letters" else 0  # and count letters from 1
+            for name, values in (
+                ("train-images-idx3", lying),
+                ("train-labels-idx1", np.array([first, last, first])),
+                ("test-images-idx3", np.zeros((2, 28, 28))),
+                ("test-labels-idx1", np.array([last, first])),
+            ):
+                archive.writestr(f"gzip/emnist-{split}-{name}-ubyte.gz", gzip.compress(idx(values)))
+    path = tmp_path / "EMNIST" / "raw" / "gzip.zip"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(packed.getvalue())
+    monkeypatch.setattr(torchvision_datasets().EMNIST, "md5", md5(packed.getvalue()))
+    return tmp_path
+
+
+def md5(content: bytes) -> str:
+    return hashlib.md5(content).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("name", "title", "classes"),
+    [
+        ("emnist", "EMNIST byclass", 62),
+        ("emnist[split=bymerge]", "EMNIST bymerge", 47),
+        ("emnist[split=balanced]", "EMNIST balanced", 47),
+        ("emnist[split=letters]", "EMNIST letters", 26),
+        ("emnist[split=digits]", "EMNIST digits", 10),
+    ],
+)
+def test_every_division_of_emnist_has_its_classes_counted_from_zero(
+    emnist_root: Path, name: str, title: str, classes: int
+) -> None:
+    emnist = find_dataset(name)
+
+    arrays = load_arrays(emnist, emnist_root)
+
+    assert (emnist.title, emnist.classes) == (title, classes)
+    assert arrays.y.tolist() == [0, classes - 1, 0, classes - 1, 0]
+    assert arrays.n_train == 3
+
+
+def test_the_letters_of_emnist_stand_upright(emnist_root: Path) -> None:
+    arrays = find_dataset("emnist[split=letters]").read(emnist_root)
+
+    assert arrays.x.shape == (5, 1, 28, 28)
+    assert np.array_equal(arrays.x[0, 0], LETTER_L)
+    assert not arrays.x[3:].any()  # the test part comes last
+
+
+def test_the_byclass_division_is_the_default_and_has_one_name() -> None:
+    assert find_dataset("emnist[split=byclass]").name() == "emnist"
+
+
+def test_an_unknown_division_of_emnist_is_refused() -> None:
+    with pytest.raises(FedbenchError, match="split"):
+        find_dataset("emnist[split=capitals]")
+
+
+def test_two_divisions_of_emnist_have_two_caches_of_one_archive(emnist_root: Path) -> None:
+    for name in ("emnist[split=letters]", "emnist[split=digits]"):
+        load_arrays(find_dataset(name), emnist_root)
+
+    caches = [path.name for path in (emnist_root / "fedbench").iterdir() if path.is_dir()]
+    assert sorted(caches) == ["emnist[split=digits]", "emnist[split=letters]"]
+
+
+# --- CIFAR ---
+
+
+def batch(label_key: str, labels: list[int], first: int) -> bytes:
+    """A pickle as Python 2 wrote it: rows of 1024 red, then green, then blue values."""
+    red, green, blue = (np.full((len(labels), 1024), first + channel, dtype=np.uint8) for channel in range(3))
+    red[:, 1] = 200  # row 0, column 1
+    red[:, 32] = 100  # row 1, column 0
+    return pickle.dumps({"data": np.hstack([red, green, blue]), label_key: labels}, protocol=2)
+
+
+CIFAR: dict[str, dict[str, Any]] = {
+    "cifar10": {
+        "reader": "CIFAR10",
+        "folder": "cifar-10-batches-py",
+        "archive": "cifar-10-python.tar.gz",
+        "train": {f"data_batch_{i}": batch("labels", [i, 9 - i], 10 * i) for i in range(1, 6)},
+        "test": {"test_batch": batch("labels", [7], 90)},
+        "labels": [1, 8, 2, 7, 3, 6, 4, 5, 5, 4, 7],
+    },
+    "cifar100": {
+        "reader": "CIFAR100",
+        "folder": "cifar-100-python",
+        "archive": "cifar-100-python.tar.gz",
+        "train": {"train": batch("fine_labels", [99, 0], 10)},
+        "test": {"test": batch("fine_labels", [42], 90)},
+        "labels": [99, 0, 42],
+    },
+}
+
+
+@pytest.fixture(params=CIFAR)
+def cifar(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> tuple[type[Dataset], dict[str, Any]]:
+    """A made-up CIFAR of a few images, in files with which torchvision would agree."""
+    made = CIFAR[request.param]
+    reader = getattr(torchvision_datasets(), made["reader"])
+    for part in ("train", "test"):
+        monkeypatch.setattr(reader, f"{part}_list", [[name, md5(content)] for name, content in made[part].items()])
+    return datasets.get(request.param), made
+
+
+def lay_out(made: dict[str, Any], root: Path) -> Path:
+    folder = root / str(made["folder"])
+    folder.mkdir()
+    for name, content in {**made["train"], **made["test"]}.items():
+        (folder / name).write_bytes(content)
+    return folder
+
+
+def pack(made: dict[str, Any], root: Path) -> None:
+    with tarfile.open(root / str(made["archive"]), "w:gz") as archive:
+        for name, content in {**made["train"], **made["test"]}.items():
+            entry = tarfile.TarInfo(f"{made['folder']}/{name}")
+            entry.size = len(content)
+            archive.addfile(entry, io.BytesIO(content))
+
+
+@pytest.mark.parametrize("form", ["folder", "archive", "incomplete folder and archive"])
+def test_cifar_is_read_from_torchvisions_layout(
+    cifar: tuple[type[Dataset], dict[str, Any]], tmp_path: Path, form: str
+) -> None:
+    dataset, made = cifar
+    if "folder" in form:
+        folder = lay_out(made, tmp_path)
+    if "archive" in form:
+        pack(made, tmp_path)
+    if "incomplete" in form:
+        (folder / next(iter(made["test"]))).unlink()
+
+    arrays = dataset.read(tmp_path)
+
+    assert arrays.y.tolist() == made["labels"]
+    assert arrays.n_train == len(made["labels"]) - 1
+    assert arrays.x.shape == (len(made["labels"]), 3, 32, 32)
+    assert arrays.x[0, :, 5, 5].tolist() == [10, 11, 12]  # red, green, blue
+    assert (arrays.x[0, 0, 0, 1], arrays.x[0, 0, 1, 0]) == (200, 100)  # row by row
+    assert arrays.x[-1, 2, 0, 0] == 92  # the test part comes last
+
+
+def test_a_changed_cifar_file_is_not_even_opened(
+    cifar: tuple[type[Dataset], dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset, made = cifar
+    folder = lay_out(made, tmp_path)
+    name = next(iter(made["train"]))
+    (folder / name).write_bytes(made["train"][name] + b"\0")
+    opened: list[bytes] = []
+    monkeypatch.setattr(pickle, "loads", lambda content, **_: opened.append(content))
+
+    with pytest.raises(DataError, match=f"are damaged: ValueError: {name} has MD5"):
+        load_arrays(dataset, tmp_path)
+
+    assert opened == []
+
+
+def test_the_npm_package_of_cifar10_has_an_image_in_every_row_of_its_pictures() -> None:
+    def picture(first: int) -> bytes:
+        pixels = np.zeros((2, 1024, 3), dtype=np.uint8)
+        pixels[:, :, 0] = first
+        pixels[1, 34] = (1, 2, 3)  # row 1, column 2 of the second image
+        packed = io.BytesIO()
+        Image.fromarray(pixels).save(packed, "png")
+        return packed.getvalue()
+
+    names = [*(f"data_batch_{i}.png" for i in range(1, 6)), "test_batch.png"]
+    content = {name: picture(10 * number) for number, name in enumerate(names, 1)}
+    content |= {"train_lables.json": b"[0,1,2,3,4,5,6,7,8,9]", "test_lables.json": b"[5,6]"}
+
+    arrays = datasets.get("cifar10").read_package(content.__getitem__)
+
+    assert arrays.x.shape == (12, 3, 32, 32)
+    assert arrays.x[::2, 0, 0, 0].tolist() == [10, 20, 30, 40, 50, 60]
+    assert arrays.x[1, :, 1, 2].tolist() == [1, 2, 3]
+    assert arrays.y.tolist() == [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 5, 6]
+    assert arrays.n_train == 10
+
+
+def test_the_subset_of_cifar100_says_that_it_is_one(tmp_path: Path) -> None:
+    (tmp_path / "cifar-100-subset").mkdir()
+    images = np.arange(3 * 32 * 32 * 3, dtype=np.uint8).reshape(3, 32, 32, 3)
+    np.savez(
+        tmp_path / "cifar-100-subset" / "cifar100_subset.npz",
+        x_train=images[:2],
+        y_train=np.array([3, 4]),
+        x_test=images[2:],
+        y_test=np.array([5]),
+    )
+    subset = datasets.get("cifar100_subset")
+
+    arrays = subset.read(tmp_path)
+
+    assert "subset" in subset.name()
+    assert "subset" in subset.title
+    assert arrays.x[1, 2, 4, 5] == images[1, 4, 5, 2]
+    assert arrays.y.tolist() == [3, 4, 5]
+    assert arrays.n_train == 2
+
+
+# --- SVHN ---
+
+
+@pytest.fixture
+def svhn_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data root with a made-up SVHN: two training images and one test image, [height, width, channel, n]."""
+    known = dict(torchvision_datasets().SVHN.split_list)
+    for part, labels in (("train", [10, 3]), ("test", [9])):
+        x = np.zeros((32, 32, 3, len(labels)), dtype=np.uint8)
+        x[4, 5, 2] = labels
+        path = tmp_path / f"{part}_32x32.mat"
+        savemat(path, {"X": x, "y": np.array(labels, dtype=np.uint8)[:, None]})
+        known[part] = [known[part][0], path.name, md5(path.read_bytes())]
+    monkeypatch.setattr(torchvision_datasets().SVHN, "split_list", known)
+    return tmp_path
+
+
+def test_svhn_is_read_from_its_two_files(svhn_root: Path) -> None:
+    arrays = load_arrays(datasets.get("svhn"), svhn_root)
+
+    assert arrays.x.shape == (3, 3, 32, 32)
+    assert arrays.x[:, 2, 4, 5].tolist() == [10, 3, 9]
+    assert arrays.x.sum() == 22  # and nothing anywhere else
+    assert arrays.y.tolist() == [0, 3, 9]  # the digit 0 is class 10 in the file
+    assert arrays.n_train == 2
+
+
+# --- data sets whose hash nobody knows ---
+
+
+@pytest.mark.parametrize("name", ["emnist", "cifar100", "svhn"])
+def test_a_flipped_bit_in_a_source_file_is_found_although_no_hash_is_pinned(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if name == "cifar100":
+        made = CIFAR[name]
+        for part in ("train", "test"):
+            known = [[file, md5(content)] for file, content in made[part].items()]
+            monkeypatch.setattr(torchvision_datasets().CIFAR100, f"{part}_list", known)
+        lay_out(made, tmp_path)
+    else:
+        request.getfixturevalue(f"{name}_root")
+    dataset = datasets.get(name)
+    verify(dataset, tmp_path)
+
+    for path in [path for path in tmp_path.rglob("*") if path.is_file()]:
+        whole = path.read_bytes()
+        changed = bytearray(whole)
+        changed[len(whole) // 2] ^= 1
+        path.write_bytes(changed)
+        with pytest.raises(DataError, match=r"are damaged: ValueError: .* has MD5"):
+            verify(dataset, tmp_path)
+        path.write_bytes(whole)
+
+    verify(dataset, tmp_path)
 
 
 def test_a_data_error_is_a_fedbench_error() -> None:

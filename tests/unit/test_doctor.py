@@ -181,5 +181,5 @@ def test_all_broken_things_come_with_advice(findings, tmp_path):
 
     broken = [finding for finding in findings(database_url(str(tmp_path / "notes.txt"))).values() if finding.broken]
 
-    assert [finding.what for finding in broken] == ["database", "data set mnist"]
+    assert [finding.what for finding in broken] == ["database", "data set mnist", "data set pair"]
     assert all(finding.advice for finding in broken)
