@@ -15,6 +15,7 @@ class Centralised(FedAvg):
     """The server is the only trainer, so its state is also the memory of the optimiser."""
 
     title = "Centralised"
+    regression = True
     pooled = True
 
     def update(self, down: Message, memory: State, data: ClientData, ctx: Ctx) -> tuple[Message, State]:

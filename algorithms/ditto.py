@@ -23,6 +23,7 @@ class Ditto(FedAvg):
     """A client's memory is v_i."""
 
     title = "Ditto"
+    regression = True
     Params = DittoParams
 
     def update(self, down: Message, memory: State, data: ClientData, ctx: Ctx) -> tuple[Message, State]:

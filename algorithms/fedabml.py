@@ -85,6 +85,7 @@ class FedABML(Algorithm):
     """Clients keep nothing: a personal model is made from theta whenever it is asked for."""
 
     title = "FedABML"
+    regression = True
     Params = FedABMLParams
     defaults: ClassVar = {"weighting": "uniform"}
 

@@ -11,6 +11,7 @@ from fedbench.training import average, fine_tune, local_sgd
 
 class FedAvg(Algorithm):
     title = "FedAvg"
+    regression = True
 
     def init_server(self, ctx: Ctx) -> State:
         return {"w": ctx.task.initial}

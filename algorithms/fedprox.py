@@ -17,6 +17,7 @@ class FedProxParams(Params):
 
 class FedProx(FedAvg):
     title = "FedProx"
+    regression = True
     Params = FedProxParams
 
     def update(self, down: Message, memory: State, data: ClientData, ctx: Ctx) -> tuple[Message, State]:

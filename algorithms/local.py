@@ -21,6 +21,7 @@ class LocalParams(Params):
 
 class Local(Algorithm):
     title = "Local"
+    regression = True
     Params = LocalParams
 
     def init_server(self, ctx: Ctx) -> State:

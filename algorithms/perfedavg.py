@@ -44,6 +44,7 @@ class PerFedAvg(FedAvg):
     """The rate of the meta step (the paper's beta) is the protocol's lr."""
 
     title = "Per-FedAvg"
+    regression = True
     Params = PerFedAvgParams
 
     def update(self, down: Message, memory: State, data: ClientData, ctx: Ctx) -> tuple[Message, State]:

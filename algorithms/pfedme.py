@@ -38,6 +38,7 @@ class PFedMe(FedAvg):
     """A client's memory is theta; the rate of its steps (the paper's eta_p) is the protocol's lr."""
 
     title = "pFedMe"
+    regression = True
     Params = PFedMeParams
     defaults: ClassVar = {"train_all": True}
 

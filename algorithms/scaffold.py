@@ -28,6 +28,7 @@ class Scaffold(FedAvg):
     """`w` is the model x on the server and Delta y in an upload; the server's rate eta_g is the protocol's beta."""
 
     title = "SCAFFOLD"
+    regression = True
     Params = ScaffoldParams
     defaults: ClassVar = {"weighting": "uniform"}
 

@@ -90,6 +90,8 @@ class Algorithm:
     """The name that papers print."""
     pooled: ClassVar[bool] = False
     """True: the cohort's data is one client's (Centralised); nothing is sent."""
+    regression: ClassVar[bool] = False
+    """True: works on numbers to predict, too. Every class says so for itself (see `fits_regression`)."""
     Params: ClassVar[type[Frozen]] = Params
     defaults: ClassVar[Mapping[str, Any]] = {}
     """Protocol settings that this method wants where neither paper nor grid says otherwise."""
@@ -105,8 +107,12 @@ class Algorithm:
         """What a client keeps between rounds, before it first takes part."""
         return {}
 
+    def polls(self) -> bool:
+        """Whether all clients are asked before selection: by default if the method overrides `poll`."""
+        return type(self).poll is not Algorithm.poll
+
     def poll(self, down: Message, memory: State, data: ClientData, ctx: Ctx) -> Message | None:
-        """What every client sends before selection. The engine asks only methods that override this."""
+        """What every client sends before selection."""
         return None
 
     def select(self, server: State, polls: Mapping[int, Message], ctx: Ctx) -> Cohort:
@@ -125,6 +131,13 @@ class Algorithm:
     def update(self, down: Message, memory: State, data: ClientData, ctx: Ctx) -> tuple[Message, State]:
         """Local work: what travels up, and what stays."""
         raise NotImplementedError
+
+    def relay(self, server: State, upload: Upload, ctx: Ctx) -> State:
+        """The state from which later clients of the same round download: by default what it was, they work in parallel.
+
+        A method whose clients work one after the other hands on here what a client sent. Clients come sorted.
+        """
+        return server
 
     def aggregate(self, server: State, uploads: Iterable[Upload], ctx: Ctx) -> State:
         """The new server state. Uploads come sorted by client, and lazily: each is computed when it is asked for."""
@@ -149,17 +162,17 @@ class Algorithm:
         return {}
 
     def predict(self, model: State, x: Tensor, ctx: Ctx, mode: PredictMode) -> Tensor:
-        """Class probabilities. Point models ignore the mode."""
+        """Class probabilities; in regression the predicted numbers. Point models ignore the mode."""
         ctx.task.net.load(model["w"])
-        return ctx.task.net.logits(x).softmax(-1)
+        return ctx.task.net.predict(x)
 
 
 methods: Registry[Algorithm] = Registry("fedbench.algorithms", "method", Algorithm)
 
 
-def polls(algorithm: Algorithm) -> bool:
-    """Whether the method asks all clients before it selects."""
-    return type(algorithm).poll is not Algorithm.poll
+def fits_regression(method: type[Algorithm]) -> bool:
+    """Whether the class itself says that it works on regression. Not inherited: a variation may need classes."""
+    return bool(vars(method).get("regression", False))
 
 
 def predicts_by_sampling(algorithm: Algorithm) -> bool:

@@ -269,9 +269,9 @@ def set_spike_slab_prior_grad(prior: SpikeSlab, q: SpikeSlab, weight: Tensor | f
 
 
 def predict_mean(model: State, x: Tensor, net: Network) -> Tensor:
-    """Class probabilities at the posterior mean."""
+    """The prediction at the posterior mean."""
     net.load(model["mu"])
-    return net.logits(x).softmax(-1)
+    return net.predict(x)
 
 
 def predict_mc(
@@ -283,14 +283,14 @@ def predict_mc(
     generator: torch.Generator,
     gated: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Class probabilities averaged over draws of the weights, each of which goes through `gated` if that is given."""
+    """Predictions averaged over draws of the weights, each of which goes through `gated` if that is given."""
     sigma = softplus(model["rho"])
     total = torch.zeros(())
     for _ in range(samples):
         noise = torch.randn(sigma.shape, generator=generator, device=generator.device).mul_(scale)
         theta = torch.addcmul(model["mu"], sigma, noise)
         net.load(theta if gated is None else gated(theta))
-        total = total + net.logits(x).softmax(-1)
+        total = total + net.predict(x)
     return total / samples
 
 

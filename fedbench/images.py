@@ -77,6 +77,12 @@ class ClientData:
     def y(self) -> Tensor:
         return self._labels[self._index]
 
+    def numbered(self) -> ClientData:
+        """The same samples with their numbers, 0 to n-1, as labels: for what a method knows of every single sample."""
+        numbers = torch.zeros_like(self._labels, dtype=torch.long)
+        numbers[self._index] = torch.arange(self.n, device=numbers.device)
+        return ClientData(self._images, numbers, self._index)
+
     def batches(
         self, size: int, rng: torch.Generator, *, steps: int | None = None, epochs: int | None = None
     ) -> Iterator[tuple[Tensor, Tensor]]:

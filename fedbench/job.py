@@ -17,6 +17,7 @@ from fedbench.errors import FedbenchError, did_you_mean, explain
 
 if TYPE_CHECKING:
     from fedbench.algorithm import Algorithm
+    from fedbench.dataset import Dataset
     from fedbench.partition import Partition
 
 ENGINE_VERSION = 1
@@ -79,7 +80,9 @@ class Protocol(Frozen):
     rule: Literal["final", "best_all", "best_last100", "mean_last10", "best_ckpt"] = Field(
         "final", description="which rounds the headline number comes from"
     )
-    headline: Literal["accuracy", "macro"] = Field("accuracy", description="pooled accuracy, or mean over clients")
+    headline: Literal["accuracy", "macro", "rmse"] = Field(
+        "accuracy", description="pooled accuracy, or mean over clients; rmse in regression"
+    )
     adapt_epochs: tuple[int, ...] = Field(
         (), description="after training, score every client's adaptation by so many epochs; newcomers' if there are any"
     )
@@ -91,6 +94,11 @@ class Protocol(Frozen):
     )
     mc_samples: int = Field(10, ge=1, description="weight samples of an MC prediction")
     mc_every: int = Field(0, ge=0, description="also predict with MC every so many rounds; 0: at the end only")
+
+    @property
+    def smaller_wins(self) -> bool:
+        """Whether the best round is the one with the smallest headline number: an error, not an accuracy."""
+        return self.headline == "rmse"
 
     @field_validator("adapt_epochs", mode="before")
     @classmethod
@@ -196,14 +204,13 @@ def build_job(settings: Mapping[str, Any]) -> JobSpec:
     except ValidationError as error:
         raise FedbenchError(f"wrong setting for method {settings['method']}:\n{explain(error)}") from None
     check_model(task.model)
-    partition(cut).check(dataset)
     for other in (task.clean, task.ood):
         if other is not None and find_dataset(other).shape != dataset.shape:
             raise FedbenchError(f"{other} has other images than {dataset.name()}.", "Choose one of the same shape.")
 
     defaults = {**_defaults(sections), **algorithm.defaults}
     flat = {k: v for part in (task, protocol, cut, params) for k, v in part.model_dump(mode="json").items()}
-    return JobSpec(
+    job = JobSpec(
         method=identity.method,
         version=algorithm.version,
         params=params.model_dump(mode="json"),
@@ -213,6 +220,29 @@ def build_job(settings: Mapping[str, Any]) -> JobSpec:
         seed=identity.seed,
         changed={k: v for k, v in flat.items() if k != "dataset" and (k not in defaults or v != defaults[k])},
     )
+    _check_targets(job, algorithm, dataset, partition)
+    partition(cut).check(dataset)
+    return job
+
+
+def _check_targets(job: JobSpec, method: type[Algorithm], dataset: type[Dataset], partition: type[Partition]) -> None:
+    """Raises FedbenchError when the job needs classes and there are none, or the other way round."""
+    from fedbench.algorithm import fits_regression, methods
+
+    if dataset.target_scale is None:
+        if job.protocol.headline == "rmse":
+            raise FedbenchError(f"headline rmse is for regression; {job.task.dataset} has classes.", "Use accuracy.")
+        return
+    what = f"{job.task.dataset} is regression"
+    if not fits_regression(method):
+        able = ", ".join(name for name in methods.names() if fits_regression(methods.get(name)))
+        raise FedbenchError(f"{what}, and method {job.method} needs classes.", f"Methods for it: {able}.")
+    if not partition.regression:
+        raise FedbenchError(f"{what}, and partition {job.task.partition} needs classes.", "Use partition natural.")
+    needed = {"headline": "rmse", "normalize": "none", "augment": "none", "clean": None, "ood": None}
+    wrong = [f"{key}: {value or 'null'}" for key, value in needed.items() if job.settings[key] != value]
+    if wrong:
+        raise FedbenchError(f"{what}, and not all settings fit that.", f"Set {', '.join(wrong)}.")
 
 
 def default_settings(method: str, partition: str | None = None) -> dict[str, Any]:

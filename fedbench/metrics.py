@@ -1,4 +1,7 @@
-"""Accuracy, NLL, Brier, ECE and MCE from sums that merge: per client and pooled figures come from the same record."""
+"""Accuracy, NLL, Brier, ECE and MCE from sums that merge: per client and pooled figures come from the same record.
+
+Regression has the root mean squared error, from the same kind of record.
+"""
 
 from __future__ import annotations
 
@@ -75,6 +78,33 @@ class Tally:
             "ece": float((gaps * count[filled]).sum() / n),
             "mce": float(gaps.max()),
         }
+
+
+@dataclass(frozen=True)
+class Errors:
+    """What a tally is for classes, for predicted numbers: sums over samples, a row per client."""
+
+    squares: Floats
+    count: Floats
+
+    @classmethod
+    def zeros(cls, clients: int) -> Errors:
+        return cls(np.zeros(clients), np.zeros(clients))
+
+    def add(self, predictions: Tensor, y: Tensor, client: Tensor) -> None:
+        """Count samples: the predicted numbers, the true ones, and which row they belong to."""
+        squares = (predictions.double() - y.double()).square()
+        for row, value in ((self.squares, squares), (self.count, torch.ones_like(squares))):
+            row += _sums(client, value, len(row))
+
+    def pooled(self) -> Errors:
+        """All clients as one row."""
+        return Errors(self.squares.sum(keepdims=True), self.count.sum(keepdims=True))
+
+    def rows(self) -> list[dict[str, float]]:
+        """The metrics of every row; a row without samples has none."""
+        pairs = zip(self.squares, self.count, strict=True)
+        return [{"rmse": math.sqrt(squares / n)} if n else {} for squares, n in pairs]
 
 
 def predictive_entropy(probabilities: Tensor) -> Tensor:

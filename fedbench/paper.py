@@ -34,6 +34,19 @@ class TableLayout(BaseModel):
     grids: dict[str, str] = Field(description="our data set -> the grid that fills its cells")
 
 
+class FigureLayout(BaseModel):
+    """A figure of a paper: the curves of a grid's runs."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str
+    grid: str = Field(description="the grid whose runs it shows")
+    metric: str = "accuracy"
+    views: list[Literal["PM", "GM"]] = ["PM", "GM"]
+    y_label: str = Field("", description="what the metric means here; default: its name")
+    log: bool = Field(False, description="logarithmic y axis")
+
+
 class Paper(BaseModel):
     """Everything fedbench knows of a paper but its numbers."""
 
@@ -47,6 +60,7 @@ class Paper(BaseModel):
     method_names: dict[str, str] = Field(description="printed method name -> our method")
     dataset_names: dict[str, str] = Field(description="printed data set name -> our data set")
     tables: dict[str, TableLayout] = {}
+    figures: dict[str, FigureLayout] = {}
 
 
 class Published(BaseModel):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fedbench import checkpoint
-from fedbench.algorithm import Algorithm, Cohort, Ctx, Message, State, Upload, methods, polls
+from fedbench.algorithm import Algorithm, Cohort, Ctx, Message, State, Upload, methods
 from fedbench.closing import adapted, closing, novel
 from fedbench.evaluation import VIEWS, Standing
 from fedbench.job import JobSpec, canonical_json
@@ -145,18 +145,20 @@ def train_round(algorithm: Algorithm, progress: Progress, ctx: Ctx) -> Traffic:
     """One round of training; changes `progress` and says what it cost. Raises DivergedError."""
     traffic = Traffic()
     server, clients = progress.server, progress.clients
+    relayed = server
     downs: dict[int, Message] = {}
 
     def send(client: int) -> Message:
         if client not in downs:  # a polled client has it already
-            downs[client] = on_wire(algorithm.download(server, ctx.at(client)))
+            downs[client] = on_wire(algorithm.download(relayed, ctx.at(client)))
             traffic.bytes_down += size_of(downs[client])
         return downs[client]
 
-    answers = _poll(algorithm, send, clients, ctx, traffic) if polls(algorithm) else {}
+    answers = _poll(algorithm, send, clients, ctx, traffic) if algorithm.polls() else {}
     cohort = algorithm.select(server, answers, ctx)
 
     def uploads() -> Iterator[Upload]:
+        nonlocal relayed
         for client in cohort.train:
             down, memory, data = send(client), clients[client], ctx.task.train_data(client)
             ctx.task.net.use_generator(ctx.at(client).rng("dropout"))
@@ -172,7 +174,9 @@ def train_round(algorithm: Algorithm, progress: Progress, ctx: Ctx) -> Traffic:
             if client in cohort.report:
                 message = on_wire(message)
                 traffic.bytes_up += size_of(message)
-                yield Upload(client, data.n, message)
+                upload = Upload(client, data.n, message)
+                relayed = algorithm.relay(relayed, upload, ctx)
+                yield upload
 
     started = _clock(ctx.task)
     stream = _pooled(algorithm, server, cohort, ctx, traffic) if algorithm.pooled else uploads()
@@ -240,7 +244,8 @@ def _remember_best(progress: Progress, evaluations: list[Evaluation], ctx: Ctx) 
     if rule.startswith("best") and not in_window(ctx.round, rule, ctx.rounds):
         return
     for evaluation in evaluations:
-        score = evaluation.metrics[None][ctx.protocol.headline]
+        value = evaluation.metrics[None][ctx.protocol.headline]
+        score = -value if ctx.protocol.smaller_wins else value
         best = progress.best.get(evaluation.view)
         if evaluation.predict == "mean" and (best is None or score > best.score):
             progress.best[evaluation.view] = Best(ctx.round, score, progress.server)
@@ -290,9 +295,10 @@ class _Ledger:
         return all(math.isfinite(value) for metrics in figures for value in metrics.values())
 
     def accuracy(self) -> dict[str, float]:
-        """What the training curve shows at this round, by view."""
+        """What the training curve shows at this round, by view; nothing in regression."""
         shown = [e for e in self.evaluations if e.stage == "train" and e.predict == "mean"]
-        return {evaluation.view: evaluation.metrics[None]["accuracy"] for evaluation in shown}
+        figures = {evaluation.view: evaluation.metrics[None] for evaluation in shown}
+        return {view: metrics["accuracy"] for view, metrics in figures.items() if "accuracy" in metrics}
 
 
 def _resume_or_begin(algorithm: Algorithm, ctx: Ctx, recorder: Recorder, place: Surroundings) -> Progress:

@@ -39,7 +39,7 @@ class Task:
         """Number of training samples of every client."""
         self._spec, self._root, self._seed, self._shape = spec, root, job.seed, dataset.shape
         self._images, self._labels = self._on_device(dataset, arrays, spec.augment)
-        self.net = self._network(dataset.classes, spec.train_part)
+        self.net = self._network(dataset.classes, spec.train_part, regression=dataset.target_scale is not None)
         # Drawn on the CPU, so that every device starts from the same network.
         self.net.initialise(torch_rng(job.seed, "init", 0, None, torch.device("cpu")))
         self.initial = self.net.vector.detach().clone()
@@ -63,9 +63,10 @@ class Task:
             self._companions[outputs] = net, net.vector.detach().clone()
         return self._companions[outputs]
 
-    def _network(self, outputs: int, trained: str) -> Network:
+    def _network(self, outputs: int, trained: str, *, regression: bool = False) -> Network:
         spec = self._spec
-        return Network(build_model(spec.model, self._shape, outputs, spec.norm), self.device, trained=trained)
+        module = build_model(spec.model, self._shape, outputs, spec.norm)
+        return Network(module, self.device, trained=trained, regression=regression)
 
     @property
     def has_ood(self) -> bool:
@@ -112,6 +113,8 @@ class Task:
 
     def _on_device(self, dataset: type[Dataset], arrays: Arrays, augment: str) -> tuple[Images, torch.Tensor]:
         x, y = torch.from_numpy(arrays.x).to(self.device), torch.from_numpy(arrays.y).to(self.device)
+        if dataset.target_scale is not None:
+            y = (y.double() / dataset.target_scale).float()
         return Images(x, dataset.full_scale, self._spec.normalize, augment), y
 
     def _data(self, parts: list[Indices]) -> ClientData:

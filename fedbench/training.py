@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 
 from fedbench.algorithm import Ctx, State, Upload
 from fedbench.errors import FedbenchError
@@ -83,15 +82,15 @@ def optimizer_state(optimizer: torch.optim.Optimizer, ctx: Ctx, prefix: str) -> 
 
 
 def backward(net: Network, x: Tensor, y: Tensor) -> Tensor:
-    """Mean cross-entropy of the batch; its gradient is left in `net.grad`."""
+    """The network's loss on the batch; its gradient is left in `net.grad`."""
     net.zero_grad()
-    loss = cross_entropy(net.logits(x, training=True), y)
+    loss = net.loss(x, y)
     loss.backward()
     return loss.detach()
 
 
 def gradient(net: Network, x: Tensor, y: Tensor, factor: float, vector: Tensor) -> Tensor:
-    """The gradient of factor * (mean cross-entropy of the batch) at `vector`; a view, valid until the next call."""
+    """The gradient of factor * (the network's loss on the batch) at `vector`; a view, valid until the next call."""
     if net.keeps_statistics:
         raise FedbenchError("this method does not train the network in place.", "Use norm bn_nostats or gn.")
     net.load(vector)

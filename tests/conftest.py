@@ -165,3 +165,10 @@ def numbers(add_dataset) -> str:
     labels = np.tile(np.arange(10), 16)
     add_dataset("numbers", labels.reshape(-1, 1, 1, 1), labels, per_class=(2, 2), full_scale=1)
     return "numbers"
+
+
+@pytest.fixture
+def regression() -> dict[str, Any]:
+    """Settings of a job on two quadratic clients, all samples in every batch."""
+    task = {"dataset": "quadratics", "clients": 2, "partition": "natural", "test_fraction": 0, "min_size": 2}
+    return task | {"model": "linear", "normalize": "none", "headline": "rmse", "eval_every": 1}

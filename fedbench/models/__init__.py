@@ -22,6 +22,7 @@ _MODELS = {
     "dnn100": ("mlp", "dnn100"),
     "lenet": ("conv", "lenet"),
     "lenet_nopool2": ("conv", "lenet_nopool2"),
+    "linear": ("mlp", "linear"),
     "logreg": ("mlp", "logreg"),
     "mlp2": ("mlp", "mlp2"),
     "mlp256": ("mlp", "mlp256"),

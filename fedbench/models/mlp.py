@@ -18,6 +18,11 @@ def classifier(*widths: int) -> list[nn.Module]:
     return [*layers, nn.Linear(widths[-2], widths[-1])]
 
 
+def linear(shape: Shape, classes: int) -> nn.Sequential:
+    """w^T x without a bias: its parameters are the minimiser that a least-squares problem asks for."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(shape), classes, bias=False))
+
+
 def logreg(shape: Shape, classes: int) -> nn.Sequential:
     return nn.Sequential(*classifier(prod(shape), classes))
 

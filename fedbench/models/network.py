@@ -12,6 +12,7 @@ from itertools import accumulate, pairwise
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
 
 from fedbench.models.dropout import Dropout
 
@@ -22,8 +23,12 @@ _NORMS = (*_BATCH_NORMS, nn.GroupNorm, nn.LayerNorm)
 class Network:
     """One per process; `load` puts a client's or the server's vector into it."""
 
-    def __init__(self, module: nn.Sequential, device: torch.device, *, trained: str = "all") -> None:
+    def __init__(
+        self, module: nn.Sequential, device: torch.device, *, trained: str = "all", regression: bool = False
+    ) -> None:
         self.module = module.to(device)
+        self.regression = regression
+        """Whether the one output is a number to predict, and not the logits of classes."""
         layers = list(module.modules())
         contents = [(layer, value) for layer in layers for value in _values(layer)]
         size = sum(value.numel() for _, value in contents)
@@ -144,6 +149,16 @@ class Network:
     def features(self, x: Tensor, training: bool = False) -> Tensor:
         """What the body makes of these images: all that comes before the head."""
         return self._pass(self.module[:-1], x, training)
+
+    def loss(self, x: Tensor, y: Tensor) -> Tensor:
+        """Of a batch in training: the mean cross-entropy; in regression half the mean squared error."""
+        out = self.logits(x, training=True)
+        return mse_loss(out.squeeze(-1), y) / 2 if self.regression else cross_entropy(out, y)
+
+    def predict(self, x: Tensor) -> Tensor:
+        """Class probabilities; in regression the predicted numbers."""
+        out = self.logits(x)
+        return out.squeeze(-1) if self.regression else out.softmax(-1)
 
     def _pass(self, layers: nn.Module, x: Tensor, training: bool) -> Tensor:
         for layer in self._with_modes:

@@ -42,6 +42,8 @@ class Partition(ABC):
     """One way of cutting: a pure function of labels, parameters and a random stream."""
 
     Params: ClassVar[type[BaseModel]]
+    regression: ClassVar[bool] = False
+    """True: also cuts data without classes."""
 
     @abstractmethod
     def __init__(self, params: Any) -> None:

@@ -1,4 +1,4 @@
-"""What every run measured, in one row: headline and final accuracy, calibration, bytes and seconds, as fractions."""
+"""What every run measured, in one row: headline and final figure, calibration, bytes and seconds, as fractions."""
 
 from __future__ import annotations
 
@@ -39,7 +39,8 @@ def measure(engine: Engine, runs: pd.DataFrame) -> pd.DataFrame:
     the PM of a run that has them. A diverged run has a cost but no value; what is missing is NaN.
     """
     ids = [int(run) for run in runs["run"]]
-    curves, figures, sent = _curves(engine, ids), _figures(engine, ids), _megabytes(engine, ids)
+    headlines = {spec.protocol.headline for spec in runs["spec"]}
+    curves, figures, sent = _curves(engine, ids, headlines), _figures(engine, ids), _megabytes(engine, ids)
     rows = []
     for run, label in zip(runs.to_dict("records"), labels(list(runs["spec"])), strict=True):
         spec: JobSpec = run["spec"]
@@ -70,7 +71,8 @@ def _of_view(run: int, status: str, spec: JobSpec, view: str, curves: Curves, fi
     found: dict[str, Any] = {"has": bool(curve) or bool(adapted), "rounds": ()}
     if status != "done":  # what a diverged run reached before is a curve, not a result
         return found
-    if (headline := apply_rule(spec.protocol.rule, curve, rounds)) is not None:
+    better = spec.protocol.smaller_wins
+    if (headline := apply_rule(spec.protocol.rule, curve, rounds, smaller_wins=better)) is not None:
         found |= {"value": headline.value, "rounds": headline.rounds}
     if (final := apply_rule("final", curve, rounds)) is not None:
         found["final"] = final.value
@@ -80,13 +82,14 @@ def _of_view(run: int, status: str, spec: JobSpec, view: str, curves: Curves, fi
     if adapted:  # personal models that were made after training: one number, no curve
         closing = figures.get((run, view, "adapt", "mc"), adapted)
         found |= {"value": adapted[spec.protocol.headline], "rounds": (), "final": math.nan}
-        found |= {prefix + name: closing[name] for prefix in ("", "final_") for name in CALIBRATION}
+        calibration = {name: closing[name] for name in CALIBRATION if name in closing}
+        found |= {prefix + name: value for prefix in ("", "final_") for name, value in calibration.items()}
     return found
 
 
-def _curves(engine: Engine, runs: list[int]) -> Curves:
+def _curves(engine: Engine, runs: list[int], names: set[str]) -> Curves:
     frame = queries.curves(engine, runs)
-    frame = frame[(frame["predict"] == "mean") & frame["name"].isin(["accuracy", "macro"])]
+    frame = frame[(frame["predict"] == "mean") & frame["name"].isin(names)]
     found: dict[tuple[int, str, str], dict[int, float]] = {}
     columns = (frame[name] for name in ("run", "view", "name", "round", "value"))
     for run, view, name, round_, value in zip(*columns, strict=True):

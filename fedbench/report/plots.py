@@ -18,6 +18,7 @@ from sqlalchemy import Engine
 from fedbench.errors import FedbenchError, did_you_mean
 from fedbench.job import JobSpec
 from fedbench.paper import load_paper, load_published
+from fedbench.queue import sweep_ids
 from fedbench.report.comparison import paper_places
 from fedbench.report.labels import axes, labels, method_title, place_of, plain
 from fedbench.report.save import save_figure
@@ -28,6 +29,8 @@ from fedbench.store import queries
 
 PANELS = {"pm": "personal models (PM)", "gm": "global model (GM)"}
 MARKERS_PER_LINE = 8
+LEGEND_HANDLE, LEGEND_LETTER = 0.65, 0.075
+"""Inches that an entry of a legend takes for its line, and for each letter of its text."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,36 @@ def plot_curves(
     return [path for name, figure in figures for path in save_figure(figure, out, name)]
 
 
+def plot_figure(engine: Engine, out: Path, paper: str, name: str) -> list[Path]:
+    """Draw a figure that the paper declares, as PNG and SVG; returns the files. Raises FedbenchError as above."""
+    figures = load_paper(paper).figures
+    if name not in figures:
+        raise FedbenchError(f"{paper} has no figure {name!r}.", did_you_mean(name, figures))
+    layout = figures[name]
+    if layout.grid not in sweep_ids(engine):
+        raise FedbenchError(f"{layout.grid} has not been run.", f"Run: fedbench run --grid {layout.grid}")
+    views = [view.lower() for view in layout.views]
+    drawn = list(curve_figures(engine, layout.grid, metric=layout.metric, views=views))
+    for _, figure in drawn:
+        figure.suptitle(layout.title if len(drawn) == 1 else f"{layout.title}: {figure.get_suptitle()}")
+        figure.axes[0].set_ylabel(layout.y_label or axis_label(layout.metric))
+        if layout.log:
+            figure.axes[0].set_yscale("log")
+    names = [f"{paper}-{name}" if len(drawn) == 1 else f"{paper}-{name}-{inner}" for inner, _ in drawn]
+    return [path for inner, (_, figure) in zip(names, drawn, strict=True) for path in save_figure(figure, out, inner)]
+
+
 def curve_figures(
-    engine: Engine, sweep: str | None = None, paper: str | None = None, metric: str = "accuracy"
+    engine: Engine,
+    sweep: str | None = None,
+    paper: str | None = None,
+    metric: str = "accuracy",
+    views: Sequence[str] = tuple(PANELS),
 ) -> Iterator[tuple[str, Figure]]:
-    """The figures of `plot_curves` with the names of their files, drawn one after the other."""
+    """The figures of `plot_curves` with the names of their files, drawn one after the other.
+
+    A task whose runs have no such metric, as regression has no accuracy, has no figure.
+    """
     runs = queries.finished_runs(engine, sweep)
     runs = runs.assign(version=[spec.version for spec in runs["spec"]]).sort_values("job")
     pictures = list(_paper_pictures(runs, paper) if paper else _pictures(runs, sweep or "all"))
@@ -74,9 +103,12 @@ def curve_figures(
     curves = curves[curves["predict"] == "mean"]
     if metric not in set(curves["name"]):
         raise FedbenchError(f"no curve of {metric!r} is stored.", did_you_mean(metric, set(curves["name"])))
-    curves = curves[curves["name"] == metric].assign(value=lambda frame: frame["value"] * scale(metric))
+    chosen = curves[(curves["name"] == metric) & curves["view"].isin(views)]
+    without = set(curves["run"]) - set(chosen["run"])
+    curves = chosen.assign(value=lambda frame: frame["value"] * scale(metric))
     for picture in pictures:
-        yield f"{picture.name}-{metric}", draw(picture, curves, metric)
+        if not without.issuperset(run for line in picture.lines for run in (*line.done, *line.diverged)):
+            yield f"{picture.name}-{metric}", draw(picture, curves, metric)
 
 
 def _nothing_to_draw(sweep: str | None, paper: str | None) -> FedbenchError:
@@ -211,7 +243,9 @@ def _legend(figure: Figure, lines: Sequence[Line]) -> None:
         style = style_of(line.method, line.variant)
         handles.append(Line2D([], [], color=style.colour, linestyle=style.line, marker=style.marker, markersize=5))
     texts = [_legend_text(line) for line in lines]
-    columns = min(4 if max(map(len, texts)) <= 16 else 2, len(lines))
+    longest = max(map(len, texts))
+    room = int(figure.get_figwidth() / (LEGEND_HANDLE + LEGEND_LETTER * longest))
+    columns = max(1, min(4 if longest <= 16 else 2, len(lines), room))
     figure.legend(handles, texts, loc="outside lower center", ncols=columns, handlelength=4, frameon=False)
     rows = -(-len(lines) // columns)
     figure.set_figheight(figure.get_figheight() + 0.22 * max(0, rows - 2))  # the panels keep their height

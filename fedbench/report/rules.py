@@ -26,8 +26,10 @@ class Selected:
     rounds: tuple[int, ...]
 
 
-def apply_rule(rule: str, curve: Mapping[int, float], rounds: int) -> Selected | None:
+def apply_rule(rule: str, curve: Mapping[int, float], rounds: int, *, smaller_wins: bool = False) -> Selected | None:
     """The number that the rule takes from a curve (round -> value) of a job of so many rounds.
+
+    The best value is the largest, or with `smaller_wins` the smallest.
 
     None when the curve has no round that the rule looks at. Raises FedbenchError for an unknown rule.
     """
@@ -40,13 +42,14 @@ def apply_rule(rule: str, curve: Mapping[int, float], rounds: int) -> Selected |
         return None
     if rule == "mean_last10":
         return Selected(sum(seen.values()) / len(seen), tuple(seen))
-    best = max(seen, key=lambda round_: seen[round_])  # the first of equals, as the simulation keeps its best state
+    pick = min if smaller_wins else max
+    best = pick(seen, key=lambda round_: seen[round_])  # the first of equals, as the simulation keeps its best state
     return Selected(seen[best], (best,))
 
 
-def rule_words(rule: str) -> str:
+def rule_words(rule: str, what: str = "accuracy") -> str:
     """The rule as the end of a sentence that begins with the metric."""
-    return WORDS[rule] + (" (chosen by test accuracy: optimistic)" if looks_for_best(rule) else "")
+    return WORDS[rule] + (f" (chosen by test {what}: optimistic)" if looks_for_best(rule) else "")
 
 
 def looks_for_best(rule: str) -> bool:

@@ -14,6 +14,7 @@ from matplotlib.font_manager import FontProperties
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
+from fedbench.errors import FedbenchError
 from fedbench.partition import Indices, get_partition
 from fedbench.report.save import save_figure
 from fedbench.report.styles import COLOURS
@@ -124,6 +125,8 @@ def view_split(
         settings["size"] = size
     cut = make_partition(name, settings)
     found, arrays, split = cut_with(cut, dataset, clients, seed, root)
+    if found.target_scale is not None:
+        raise FedbenchError(f"{dataset} is regression: it has no labels to show.")
     given = ",".join(f"{key}={value}" for key, value in settings.items())
     return SplitView(
         dataset=dataset,

@@ -14,5 +14,12 @@ def scale(metric: str) -> float:
 
 def axis_label(metric: str) -> str:
     """The metric's name with its unit, as an axis says it."""
-    names = {"macro": "accuracy, mean over clients", "ece": "ECE", "mce": "MCE", "nll": "NLL", "brier": "Brier score"}
+    names = {
+        "macro": "accuracy, mean over clients",
+        "ece": "ECE",
+        "mce": "MCE",
+        "nll": "NLL",
+        "brier": "Brier score",
+        "rmse": "RMSE",
+    }
     return names.get(metric, metric) + (" (%)" if metric in PERCENT else "")

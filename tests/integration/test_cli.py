@@ -490,3 +490,21 @@ def test_plots_of_the_results_are_pictures(finished):
     assert shown.returncode == 0, shown.stderr
     assert {path.suffix for path in pictures} == {".png", ".svg"}
     assert all(path.stat().st_size > 1000 for path in pictures)
+
+
+@reports
+def test_the_toy_of_fedabml_runs_and_is_drawn(fedbench):
+    ran = fedbench("run", "--grid", "fedabml_toy", "--set", "rounds=2", "--axis", "seed=0", "--workers", "1")
+    table = fedbench("table", "--grid", "fedabml_toy", "--format", "csv")
+    plot = fedbench("plot", "--paper", "fedabml", "--figure", "toy")
+
+    assert ran.returncode == 0, ran.stderr
+    assert "GM RMSE" in table.stdout
+    assert [Path(line).name for line in plot.stdout.splitlines()] == ["fedabml-toy.png", "fedabml-toy.svg"]
+
+
+def test_a_figure_without_its_paper_is_refused(fedbench):
+    refused = fedbench("plot", "--figure", "toy")
+
+    assert refused.returncode == 2
+    assert "Give --paper with it" in refused.stderr

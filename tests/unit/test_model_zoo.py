@@ -16,6 +16,7 @@ GREY, COLOUR, TABLE = (1, 28, 28), (3, 32, 32), (54, 1, 1)
 # name -> shape of its images, classes, parameters of body and head
 MODELS = {
     "dnn100": (GREY, 10, 78_500, 1_010),
+    "linear": (GREY, 10, 0, 7_840),
     "logreg": (GREY, 10, 0, 7_850),
     "mlp256": (GREY, 10, 200_960, 2_570),
     "mlp2": (GREY, 62, 197_200, 12_462),  # 784*200+200 + 200*200+200; 200*62+62: 209,662

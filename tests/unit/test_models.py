@@ -147,6 +147,29 @@ def test_logits_are_those_of_the_plain_module(name):
     torch.testing.assert_close(net.logits(x), plain_twin(name, net)(x), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(("name", "width"), [("dnn100", 100), ("mlp256", 256), ("vgg_s", 128), ("cnn5", 64)])
+def test_the_head_makes_logits_of_the_features(name, width):
+    net, (x, _) = network(name), batch(name)
+
+    features = net.features(x)
+
+    assert features.shape == (8, width)
+    torch.testing.assert_close(net.module[-1](features), net.logits(x))
+
+
+def test_features_drop_out_in_training_only():
+    net = Network(build_model("cnn5_100", COLOUR, 100), CPU)
+    net.initialise(torch.Generator().manual_seed(0))
+    net.use_generator(torch.Generator().manual_seed(0))
+    x, _ = batch("cnn5")
+
+    # a unit is zeroed with probability 0.6, the others grow by 1 / 0.4
+    whole, thinned = net.features(x), net.features(x, training=True)
+    kept = thinned != 0
+    torch.testing.assert_close(thinned[kept], whole[kept] / 0.4)
+    assert (~kept & (whole != 0)).any()
+
+
 @pytest.mark.parametrize("name", SHAPES)
 def test_gradients_are_those_of_the_plain_module(name):
     net, (x, y) = network(name), batch(name)

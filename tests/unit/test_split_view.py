@@ -272,3 +272,8 @@ def test_a_folder_that_cannot_be_made_is_named(view, tmp_path):
 
     with pytest.raises(FedbenchError, match="cannot be written"):
         plot_split(view, tmp_path / "file" / "plots")
+
+
+def test_numbers_to_predict_are_no_labels_to_show():
+    with pytest.raises(FedbenchError, match="quadratics is regression: it has no labels to show"):
+        view_split("quadratics", "natural[test_fraction=0,min_size=2]", clients=2)

@@ -88,3 +88,20 @@ def test_data_without_clients_is_refused(official, cut):
 def test_more_clients_than_there_are_are_refused_and_small_ones_counted(grouped, cut):
     with pytest.raises(FedbenchError, match=r"has 2 clients with at least 10 samples \(3 in all\), not 3"):
         cut("natural", grouped([10, 9, 10]), 3, min_size=10)
+
+
+def test_with_a_test_fraction_of_0_every_client_keeps_its_official_parts(grouped, cut):
+    arrays = grouped([10, 20, 30])  # the first half of each of the two classes is official training data
+    arrays = replace(arrays, n_train=40)
+
+    split = cut("natural", arrays, 3, test_fraction=0)
+
+    for client, name in enumerate((10, 20, 30)):
+        own = np.flatnonzero(arrays.group == name).tolist()
+        assert split.train[client].tolist() == [index for index in own if index < 40]
+        assert split.test[client].tolist() == [index for index in own if index >= 40]
+
+
+def test_a_client_without_official_test_samples_is_refused(grouped, cut):
+    with pytest.raises(FedbenchError, match="no official test samples"):
+        cut("natural", grouped([10, 20, 30]), 3, test_fraction=0)  # all of it is training data

@@ -37,6 +37,8 @@ class Story:
     sent: tuple[int, int] = (0, 0)
     """bytes down and up of every round"""
     seconds: float = 1.0
+    rmse: bool = False
+    """what the curves tell are errors of regression, and there is nothing else"""
 
 
 class Lab:
@@ -76,6 +78,8 @@ def _scheduled(story: Story, round_: int) -> Iterator[Evaluation]:
     for view, curve in (("pm", story.pm), ("gm", story.gm)):
         if round_ in curve:
             metrics = {"accuracy": curve[round_], "macro": curve[round_] + story.macro, **NUMBERS}
+            if story.rmse:
+                metrics = {"rmse": curve[round_]}
             yield Evaluation(round_, "train", view, "mean", {None: metrics})  # type: ignore[arg-type]
 
 
@@ -87,7 +91,8 @@ def _closing(story: Story) -> Iterator[Evaluation]:
         told = {(view, stage, "mean"): NUMBERS for stage in ("best", "final")} | told
         rounds = {"best": max(curve, key=lambda round_: curve[round_]), "final": max(curve)}
         for (_, stage, predict), numbers in told.items():
-            metrics = {None: {"accuracy": curve[rounds[stage]], **numbers}}
+            value = curve[rounds[stage]]
+            metrics = {None: {"rmse": value} if story.rmse else {"accuracy": value, **numbers}}
             yield Evaluation(rounds[stage], stage, view, predict, metrics)  # type: ignore[arg-type]
 
 

@@ -76,3 +76,11 @@ def test_a_rule_that_looks_for_a_best_round_is_called_optimistic(rule: str) -> N
 
     assert looks_for_best(rule) is best
     assert ("optimistic" in rule_words(rule)) is best
+
+
+def test_the_best_error_is_the_smallest_and_of_equals_the_first() -> None:
+    curve = {5: 0.7, 10: 0.2, 15: 0.2, 20: 0.9}
+
+    assert apply_rule("best_all", curve, rounds=20, smaller_wins=True) == Selected(0.2, (10,))
+    assert apply_rule("final", curve, rounds=20, smaller_wins=True) == Selected(0.9, (20,))
+    assert rule_words("best_all", "error").endswith("(chosen by test error: optimistic)")

@@ -16,6 +16,13 @@ GRID = {
     "set": {"rounds": 2, "eval_every": 1},
     "axes": {"seed": [0, 1, 2]},
 }
+QUADRATICS = {
+    "name": "q",
+    "methods": ["fedavg"],
+    "tasks": [{"dataset": "quadratics", "clients": 2, "partition": "natural", "model": "linear"}],
+    "set": {"rounds": 2, "eval_every": 1, "normalize": "none", "headline": "rmse"},
+    "axes": {"seed": [0, 1]},
+}
 MNIST = {
     "name": "pfedbayes_mnist",
     "paper": "pfedbayes",
@@ -236,6 +243,43 @@ class TestResults:
 
         with pytest.raises(FedbenchError, match=r"no finished run yet(.|\n)*fedbench run --grid g"):
             results_table(lab.engine, "g")
+
+
+class TestRegression:
+    def test_the_error_stands_where_accuracy_and_calibration_would(self, lab, story) -> None:
+        lab.play(QUADRATICS, lambda spec: story(gm={1: 0.3, 2: 0.2 + 0.1 * spec.seed}, rmse=True))
+
+        table = results_table(lab.engine, "q")
+
+        assert [column.header[0] for column in table.columns] == ["seeds", "PM RMSE", "GM RMSE", "MB sent", "seconds"]
+        measured = cell(table, "fedavg", "GM RMSE").measured
+        assert measured is not None
+        # 0.2 and 0.3: mean 0.25, deviation sqrt(2 * 0.05^2) = 0.070711; not in percent
+        assert (measured.mean, measured.std) == (pytest.approx(0.25), pytest.approx(0.070711, abs=1e-6))
+        assert cell(table, "fedavg", "PM RMSE").text == "-"
+        assert "RMSE: root mean squared error of the final round, pooled over the clients' test samples." in table.notes
+        assert "acc" not in notes(table)
+        assert "ECE" not in notes(table)
+
+    def test_the_best_round_has_the_smallest_error(self, lab, story) -> None:
+        lab.play(QUADRATICS, lambda spec: story(gm={1: 0.1, 2: 0.4}, rmse=True), "seed=0", "rule=best_all")
+
+        table = results_table(lab.engine)
+
+        assert cell(table, "fedavg", "GM RMSE").measured == Summary(0.1, None, 1)
+        assert cell(table, "fedavg", "GM final RMSE").measured == Summary(0.4, None, 1)
+        assert "of the best round (chosen by test error: optimistic)" in notes(table)
+
+    def test_beside_classes_each_has_its_own_columns(self, lab, story) -> None:
+        lab.play(GRID | {"methods": ["local"]}, lambda spec: story(pm={2: 0.5}), "seed=0")
+        lab.play(QUADRATICS, lambda spec: story(gm={2: 0.2}, rmse=True), "seed=0")
+
+        table = results_table(lab.engine)
+
+        assert cell(table, "local", "PM acc").measured == Summary(50.0, None, 1)
+        assert cell(table, "local", "PM RMSE").text == cell(table, "local", "GM RMSE").text == "-"
+        assert cell(table, "fedavg", "GM RMSE").measured == Summary(0.2, None, 1)
+        assert {cell(table, "fedavg", name).text for name in ("PM acc", "GM acc", "ECE", "Brier", "NLL")} == {"-"}
 
 
 class TestPaper:
