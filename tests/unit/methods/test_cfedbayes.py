@@ -107,6 +107,7 @@ def test_one_cluster_is_pfedbayes_bit_for_bit(make_ctx, make_algorithm, run_roun
                 algorithm.personal_model(progress.server, progress.clients[client], data, where, epochs)
                 for algorithm, progress in ((clustered, cfedbayes), (plain, pfedbayes))
             )
+            assert one.pop("in_cluster").tolist() == [1]
             assert same(one, other)
 
 
@@ -178,13 +179,15 @@ def test_clusters_start_from_different_means(make_ctx, make_algorithm):
     assert server["rho"].unique().tolist() == [-2.5]
 
 
-def test_a_client_starts_from_the_initial_posterior_of_its_first_cluster(make_ctx, make_algorithm):
-    ctx = make_ctx("cfedbayes", client=0, round_=7)
-    algorithm, data = make_algorithm("cfedbayes"), ctx.task.train_data(0)
+@pytest.mark.parametrize(("client", "cluster"), [(0, 0), (1, 1)])
+def test_a_client_starts_from_the_initial_posterior_of_its_first_cluster(make_ctx, make_algorithm, client, cluster):
+    ctx = make_ctx("cfedbayes", client=client, round_=7)
+    algorithm, data = make_algorithm("cfedbayes"), ctx.task.train_data(client)
     initial = algorithm.init_server(make_ctx("cfedbayes", round_=0))
 
     model = algorithm.personal_model(initial, algorithm.init_client(ctx), data, ctx, None)
 
+    assert torch.equal(model["mu"], initial["mu"][cluster])
     assert same(model, algorithm.global_model(initial, {}, data, ctx))
 
 
@@ -225,3 +228,48 @@ def test_clients_of_a_cluster_share_one_global_model(make_ctx, make_algorithm, t
     assert models[0]["mu"].tolist() == RIGHT
     assert other["mu"].tolist() == [-value for value in RIGHT]
     assert later is not models[0]
+
+
+# --- who belongs where ---
+
+
+def test_both_models_say_which_cluster_the_client_would_choose_now(make_ctx, make_algorithm, tiny):
+    ctx = make_ctx("cfedbayes", client=0, **tiny)
+    algorithm, data, server = make_algorithm("cfedbayes"), ctx.task.train_data(0), opposite()
+    _, memory = algorithm.update(server, {}, data, ctx)
+    exchanged = {key: value.flip(0) for key, value in server.items()}
+
+    said = [
+        algorithm.describe(model, ctx)
+        for now in (server, exchanged)
+        for model in (
+            algorithm.global_model(now, memory, data, ctx),
+            algorithm.personal_model(now, memory, data, ctx, None),
+            algorithm.personal_model(now, memory, data, ctx, 1),
+        )
+    ]
+
+    assert said == [{"in_cluster_0": 0.0, "in_cluster_1": 1.0}] * 3 + [{"in_cluster_0": 1.0, "in_cluster_1": 0.0}] * 3
+
+
+def test_the_cluster_is_no_part_of_what_a_client_keeps(make_ctx, make_algorithm, tiny):
+    ctx = make_ctx("cfedbayes", client=0, optim_state="reset", **tiny)
+    algorithm = make_algorithm("cfedbayes")
+
+    _, memory = algorithm.update(opposite(), {}, ctx.task.train_data(0), ctx)
+
+    assert memory.keys() == {"mu", "rho"}
+
+
+def test_adaptation_is_pfedbayess_with_the_chosen_cluster_as_prior(make_ctx, make_algorithm, tiny):
+    ctx = make_ctx("cfedbayes", client=0, optimizer="sgd", lr=0.1, **tiny)
+    algorithm, data, own = make_algorithm("cfedbayes"), ctx.task.train_data(0), gaussian([0.5] * 6)
+
+    adapted = algorithm.personal_model(opposite(), own, data, ctx, 2)
+    by_hand, wrong = (
+        make_algorithm("pfedbayes").personal_model(gaussian([sign * value for value in RIGHT]), own, data, ctx, 2)
+        for sign in (1, -1)
+    )
+
+    assert same({key: adapted[key] for key in ("mu", "rho")}, by_hand)
+    assert not torch.equal(adapted["mu"], wrong["mu"])
