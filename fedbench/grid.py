@@ -21,6 +21,7 @@ from fedbench.errors import FedbenchError, did_you_mean, explain
 from fedbench.job import JobSpec, build_job, default_settings, known_settings
 from fedbench.paper import Override, load_paper
 from fedbench.selector import parse_assignment, parse_selector, parse_value, read_yaml, split_list
+from fedbench.smoke import SUFFIX, smoke_axes, smoke_settings
 
 Settings = dict[str, Any]
 
@@ -46,6 +47,7 @@ class Grid(BaseModel):
     axes: dict[str, list[Any]] = Field({}, description="a product: every combination is run")
     overrides: list[Override] = []
     exclude: list[Settings] = []
+    smoke: bool = Field(False, description="few rounds on synthetic data of the same shape: shows that all of it works")
 
     @field_validator("methods", mode="before")
     @classmethod
@@ -104,8 +106,16 @@ def grid_names() -> list[str]:
 
 
 def load_grid(where: str) -> Grid:
-    """The grid at this path, or else the shipped grid of this name; raises FedbenchError for a bad one."""
+    """The grid at this path, or else the shipped grid of this name; raises FedbenchError for a bad one.
+
+    Every shipped grid has a twin with `_smoke` behind its name.
+    """
     path = Path(where)
+    base = path.name.removesuffix(".yaml").removesuffix(SUFFIX)
+    if not path.is_file() and base in grid_names() and path.name.removesuffix(".yaml") == base + SUFFIX:
+        grid = load_grid(base)
+        title = f"Smoke test on synthetic data: {grid.title or base}"
+        return grid.model_copy(update={"name": base + SUFFIX, "title": title, "smoke": True})
     if path.is_file():
         try:
             text = path.read_text(encoding="utf-8")
@@ -167,8 +177,10 @@ def expand(grid: Grid, changes: Changes | None = None) -> list[JobSpec]:
     changed, command_line = change_grid(grid, changes or Changes())
     _check_keys(grid, changed, command_line)
     jobs: dict[str, JobSpec] = {}
+    if grid.smoke:
+        changed = changed.model_copy(update={"tasks": changed.tasks[:1], "axes": smoke_axes(changed.axes)})
     for settings in _points(changed, command_line):
-        job = build_job(settings)
+        job = build_job({**smoke_settings(settings), **command_line} if grid.smoke else settings)
         jobs.setdefault(job.key, job)
     if not jobs:
         raise FedbenchError(f"grid {grid.name} has no jobs: everything is excluded.")
