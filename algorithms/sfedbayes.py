@@ -96,7 +96,8 @@ class SFedBayes(PFedBayes):
     def _sent(self, gate: Tensor, ctx: Ctx) -> Tensor:
         """Where mu and rho travel: large lambdas, and point values."""
         keep = gate.sigmoid() if self.params.lambda_form == "logit" else gate
-        return (keep >= self.params.send_above) | (self._random(ctx) == torch.zeros_like(gate))
+        sent: Tensor = (keep >= self.params.send_above) | (self._random(ctx) == torch.zeros_like(gate))
+        return sent
 
     def describe(self, model: State, ctx: Ctx) -> dict[str, float]:
         """`kept`: share of weights in a sample (the paper prints it as sparsity); `lambda`: its mean, unclamped."""
