@@ -114,6 +114,9 @@ class BNFed(Algorithm):
     def describe(self, model: State, ctx: Ctx) -> dict[str, float]:
         return {"width": float(len(model["neurons"]))} if "neurons" in model else {}
 
+    def predicts_by_sampling(self) -> bool:
+        return False
+
     def predict(self, model: State, x: Tensor, ctx: Ctx, mode: PredictMode) -> Tensor:
         """By the task's network, or by the global one, whose width may change with every round."""
         if "w" in model:

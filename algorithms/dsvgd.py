@@ -160,6 +160,9 @@ class Dsvgd(Algorithm):
             particles = model.clamped(svgd.step(particles, score))
         return {"particles": particles.float()}
 
+    def predicts_by_sampling(self) -> bool:
+        return False
+
     def predict(self, model: State, x: Tensor, ctx: Ctx, mode: PredictMode) -> Tensor:
         """The ensemble's probabilities; the particles are all there is, so that both modes are the same."""
         return self._model(ctx).probabilities(model["particles"], x)

@@ -6,28 +6,28 @@ min_theta (1/N) sum_i min_{phi_i} E_{q(w|phi_i)}[-log p(D_i | w)] + lambda KL(q(
 from __future__ import annotations
 
 from collections.abc import Iterable
-from functools import partial
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, Self
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 from torch import Tensor
 
 from fedbench.algorithm import Algorithm, Ctx, Message, Params, PredictMode, State, Upload
 from fedbench.bayes import (
     Gaussian,
     inverse_softplus,
+    kl,
     predict_mc,
     predict_mean,
     random_coordinates,
     set_elbo_grad,
     set_prior_grad,
 )
+from fedbench.local_reparam import BatchLoss
 from fedbench.task import ClientData
 from fedbench.training import (
     adapt_rate,
     average,
-    gradient,
     local_batches,
     make_optimizer,
     optimizer_state,
@@ -66,6 +66,9 @@ class FedABMLParams(Params):
     )
     k: int = Field(5, ge=0, description="steps on phi per batch; 0: a variational FedAvg")
     samples: int = Field(5, ge=1, description="s, weight samples per step")
+    local_reparam: bool = Field(
+        False, description="draw the noise in the layers' outputs, for every image by itself: less variance, more time"
+    )
     theta_grad: Literal["first_order", "partial"] = Field(
         "first_order",
         description="theta's gradient: phi's and its own, as if phi moved along with theta, or its own, of the KL",
@@ -79,6 +82,12 @@ class FedABMLParams(Params):
     bayes_norm: Literal["point", "gaussian"] = Field(
         "point", description="normalisation parameters: point or posterior"
     )
+
+    @model_validator(mode="after")
+    def _outputs_of_norms_have_no_noise(self) -> Self:
+        if self.local_reparam and self.bayes_norm == "gaussian":
+            raise ValueError("local_reparam is for linear layers and convolutions: use bayes_norm point")
+        return self
 
 
 class FedABML(Algorithm):
@@ -140,9 +149,12 @@ class FedABML(Algorithm):
         ctx: Ctx,
     ) -> None:
         """The gradient over phi of the mean CE over s weight samples + weight * KL(phi || theta)."""
-        loss_grad = partial(gradient, ctx.task.net, *batch, 1)
-        scale = random_coordinates(ctx.task.net, self.params.bayes_norm)
-        set_elbo_grad(phi, theta, weight, loss_grad, scale, self.params.samples, noise)
+        p, loss = self.params, BatchLoss(ctx.task.net, *batch)
+        scale, in_outputs = (
+            random_coordinates(ctx.task.net, p.bayes_norm),
+            loss.outputs_grad if p.local_reparam else None,
+        )
+        set_elbo_grad(phi, theta, weight, loss.grad, scale, p.samples, noise, outputs_grad=in_outputs)
 
     def aggregate(self, server: State, uploads: Iterable[Upload], ctx: Ctx) -> State:
         return average(server, uploads, ctx)
@@ -160,7 +172,24 @@ class FedABML(Algorithm):
         wanted = self.params.passes if epochs is None else epochs
         for batch in data.batches(protocol.batch_size, ctx.rng("adapt"), epochs=wanted):
             self._adapt(phi, theta, batch, optimizer, noise, weight, ctx)
-        return phi.state()
+        return {**phi.state(), "terms": self._terms(phi, theta, data, ctx)}
+
+    def _terms(self, phi: Gaussian, theta: Gaussian, data: ClientData, ctx: Ctx) -> Tensor:
+        """Both terms of the client's objective: the mean loss on its training data at the mean, and the weighted KL."""
+        net, loss = ctx.task.net, 0.0
+        net.load(phi.mu)
+        with torch.no_grad():
+            for x, y in data.chunks(ctx.protocol.batch_size):
+                loss += float(net.loss(x, y, training=False)) * len(y) / data.n
+        random = random_coordinates(net, self.params.bayes_norm)
+        part = random.bool() if isinstance(random, Tensor) else slice(None)
+        divergence = kl(*(value[part] for value in (phi.mu, phi.sigma, theta.mu, theta.sigma)))
+        scale = data.n if self.params.kl_scale == "per_sample" else 1
+        return torch.tensor([loss, self.params.lam * divergence / scale])
+
+    def describe(self, model: State, ctx: Ctx) -> dict[str, float]:
+        """What a personal model's loss is made of: in large networks the KL can dominate."""
+        return dict(zip(("loss_term", "kl_term"), model["terms"].tolist(), strict=True)) if "terms" in model else {}
 
     def predict(self, model: State, x: Tensor, ctx: Ctx, mode: PredictMode) -> Tensor:
         if mode == "mean":

@@ -112,6 +112,9 @@ class FedBE(FedAvg):
             drawn = dirichlet_draws(models, weights, p.M, p.concentration, numpy_rng(ctx.seed, "ensemble", ctx.round))
         return drawn if ctx.protocol.beta == 1.0 else torch.lerp(start, drawn, ctx.protocol.beta)
 
+    def predicts_by_sampling(self) -> bool:
+        return False
+
     def predict(self, model: State, x: Tensor, ctx: Ctx, mode: PredictMode) -> Tensor:
         """A personal model by itself; of the global one the mean softmax of its members, whatever the mode."""
         if "ensemble" not in model:

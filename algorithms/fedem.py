@@ -126,6 +126,9 @@ class FedEM(Algorithm):
         whole[part] = net.whole.detach()[part]  # all the rest is as it was, running statistics too
         return whole
 
+    def predicts_by_sampling(self) -> bool:
+        return False
+
     def predict(self, model: State, x: Tensor, ctx: Ctx, mode: PredictMode) -> Tensor:
         """sum_k pi_k softmax(h_k(x)), whatever the mode."""
         components = model["components"]

@@ -36,6 +36,9 @@ class FedHBEnsemble(FedHBPreset):
         """Nothing: no client belongs to one network."""
         return {}
 
+    def predicts_by_sampling(self) -> bool:
+        return False
+
     def predict(self, model: State, x: Tensor, ctx: Ctx, mode: PredictMode) -> Tensor:
         """The mean of the networks' probabilities, whatever the mode."""
         votes = [Algorithm.predict(self, {"w": w}, x, ctx, mode) for w in model["w"]]

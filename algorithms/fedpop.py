@@ -232,6 +232,9 @@ class FedPop(PartlyShared):
             samples, _ = self._chain(state, batches, steps, adapt_rate(ctx), ctx.rng("adapt_noise"), data.n, ctx)
         return {"shared": server["shared"], "samples": samples}
 
+    def predicts_by_sampling(self) -> bool:
+        return False
+
     def predict(self, model: State, x: Tensor, ctx: Ctx, mode: PredictMode) -> Tensor:
         """The mean over samples of the head in either mode: they are all that is known of its posterior."""
         net, total = ctx.task.net, torch.zeros(())

@@ -161,6 +161,10 @@ class Algorithm:
         """Figures of the model itself, recorded with its scores: how sparse it is, say. Averaged over clients."""
         return {}
 
+    def predicts_by_sampling(self) -> bool:
+        """Whether MC prediction differs from the mean: by default if the method overrides `predict`."""
+        return type(self).predict is not Algorithm.predict
+
     def predict(self, model: State, x: Tensor, ctx: Ctx, mode: PredictMode) -> Tensor:
         """Class probabilities; in regression the predicted numbers. Point models ignore the mode."""
         ctx.task.net.load(model["w"])
@@ -173,8 +177,3 @@ methods: Registry[Algorithm] = Registry("fedbench.algorithms", "method", Algorit
 def fits_regression(method: type[Algorithm]) -> bool:
     """Whether the class itself says that it works on regression. Not inherited: a variation may need classes."""
     return bool(vars(method).get("regression", False))
-
-
-def predicts_by_sampling(algorithm: Algorithm) -> bool:
-    """Whether MC prediction differs from the mean: point methods inherit `predict`."""
-    return type(algorithm).predict is not Algorithm.predict

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from fedbench.algorithm import Algorithm, Ctx, PredictMode, State, predicts_by_sampling
+from fedbench.algorithm import Algorithm, Ctx, PredictMode, State
 from fedbench.memory import ClientStore
-from fedbench.metrics import Errors, Tally, predictive_entropy
+from fedbench.metrics import Errors, Tally, copy_row, predictive_entropy
 from fedbench.records import Evaluation, HistogramRow, Stage, View
 from fedbench.task import ClientData
 
@@ -37,7 +37,7 @@ class Standing:
     @property
     def modes(self) -> tuple[PredictMode, ...]:
         """The ways to predict: MC only where it differs from the mean."""
-        return ("mean", "mc") if predicts_by_sampling(self.algorithm) else ("mean",)
+        return ("mean", "mc") if self.algorithm.predicts_by_sampling() else ("mean",)
 
     def model_of(self, view: View, epochs: int | None = None) -> ModelOf:
         """The models of a view; `epochs` asks for personal models adapted by so many passes over the client's data."""
@@ -123,10 +123,15 @@ class Standing:
         # a shared model predicts the same whoever asks; a client's own draws the client's own noise
         where = self.ctx.at(clients[0]) if len(clients) == 1 else self.ctx
         size = _batch_size(self.ctx)
-        owner = torch.repeat_interleave(torch.tensor(clients), torch.tensor(task.test_sizes(clients))).to(task.device)
+        # partitions may give all clients one test set, which a shared model need not see more than once
+        first = {id(task.split.test[client]): client for client in reversed(clients)}
+        scored = tuple(client for client in clients if first[id(task.split.test[client])] == client)
+        owner = torch.repeat_interleave(torch.tensor(scored), torch.tensor(task.test_sizes(scored))).to(task.device)
         with torch.no_grad():
-            for (x, y), of_client in zip(task.test_data(*clients).chunks(size), owner.split(size), strict=True):
+            for (x, y), of_client in zip(task.test_data(*scored).chunks(size), owner.split(size), strict=True):
                 tally.add(self.algorithm.predict(model, x, where, mode), y, of_client)
+        for client in clients:
+            copy_row(tally, first[id(task.split.test[client])], client)
 
     def _entropies(
         self, model: State, client: int, data: ClientData, mode: PredictMode, tally: Tally | None = None

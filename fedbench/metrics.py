@@ -107,6 +107,12 @@ class Errors:
         return [{"rmse": math.sqrt(squares / n)} if n else {} for squares, n in pairs]
 
 
+def copy_row(tally: Tally | Errors, row: int, to: int) -> None:
+    """Give a row the sums of another one."""
+    for sums in vars(tally).values():
+        sums[to] = sums[row]
+
+
 def predictive_entropy(probabilities: Tensor) -> Tensor:
     """H = -sum_y p(y) log p(y), in nats; 0 log 0 is 0."""
     entropies: Tensor = torch.special.entr(probabilities.double()).sum(-1)

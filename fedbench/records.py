@@ -8,7 +8,7 @@ from typing import Literal, Protocol
 
 Stage = Literal["train", "best", "final", "adapt", "novel"]
 View = Literal["gm", "pm"]
-Phase = Literal["client", "server", "predict", "personalise"]
+Phase = Literal["poll", "client", "server", "predict", "personalise"]
 
 HistogramRow = tuple[int, float, float, float]
 """bin, count, sum of confidence, sum of correct"""

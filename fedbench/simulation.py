@@ -70,6 +70,8 @@ class Progress:
 class Traffic:
     """Seconds and bytes of one round."""
 
+    poll_seconds: float = 0.0
+    polls: int = 0
     client_seconds: float = 0.0
     server_seconds: float = 0.0
     updates: int = 0
@@ -155,7 +157,9 @@ def train_round(algorithm: Algorithm, progress: Progress, ctx: Ctx) -> Traffic:
         return downs[client]
 
     answers = _poll(algorithm, send, clients, ctx, traffic) if algorithm.polls() else {}
+    started = _clock(ctx.task)
     cohort = algorithm.select(server, answers, ctx)
+    selecting = _clock(ctx.task) - started
 
     def uploads() -> Iterator[Upload]:
         nonlocal relayed
@@ -184,7 +188,7 @@ def train_round(algorithm: Algorithm, progress: Progress, ctx: Ctx) -> Traffic:
         progress.server = algorithm.aggregate(server, stream, ctx)
     for _ in stream:  # an aggregation need not ask for all uploads; the clients train all the same
         pass
-    traffic.server_seconds = _clock(ctx.task) - started - traffic.client_seconds
+    traffic.server_seconds = selecting + _clock(ctx.task) - started - traffic.client_seconds
     if not is_finite(progress.server):
         raise DivergedError
     return traffic
@@ -196,8 +200,12 @@ def _poll(
     """What every client answers before selection."""
     answers: dict[int, Message] = {}
     for client in ctx.task.members:
+        down, memory, data = send(client), clients[client], ctx.task.train_data(client)
+        started = _clock(ctx.task)
         with _located("poll", ctx, client):
-            answer = algorithm.poll(send(client), clients[client], ctx.task.train_data(client), ctx.at(client))
+            answer = algorithm.poll(down, memory, data, ctx.at(client))
+        traffic.poll_seconds += _clock(ctx.task) - started
+        traffic.polls += 1
         if answer is not None:
             answers[client] = on_wire(answer)
             traffic.bytes_up += size_of(answers[client])
@@ -278,6 +286,8 @@ class _Ledger:
             ),
             Cost(ctx.round, "server", traffic.server_seconds),
         ]
+        if traffic.polls:
+            self.costs.append(Cost(ctx.round, "poll", traffic.poll_seconds, count=traffic.polls))
 
     @contextmanager
     def timed(self, phase: Phase) -> Iterator[list[Evaluation]]:

@@ -28,7 +28,7 @@ class Task:
         spec = job.task
         dataset, arrays, self.split = cut(job, root)
         self.device = device
-        self.classes = dataset.classes
+        self.classes = self.split.classes or dataset.classes
         self.clients = len(self.split.train)
         """All clients, newcomers among them."""
         self.newcomers = self.split.newcomers or _newcomers(spec, self.clients, numpy_rng(job.seed, "newcomers"))
@@ -39,7 +39,7 @@ class Task:
         """Number of training samples of every client."""
         self._spec, self._root, self._seed, self._shape = spec, root, job.seed, dataset.shape
         self._images, self._labels = self._on_device(dataset, arrays, spec.augment)
-        self.net = self._network(dataset.classes, spec.train_part, regression=dataset.target_scale is not None)
+        self.net = self._network(self.classes, spec.train_part, regression=dataset.target_scale is not None)
         # Drawn on the CPU, so that every device starts from the same network.
         self.net.initialise(torch_rng(job.seed, "init", 0, None, torch.device("cpu")))
         self.initial = self.net.vector.detach().clone()

@@ -150,9 +150,9 @@ class Network:
         """What the body makes of these images: all that comes before the head."""
         return self._pass(self.module[:-1], x, training)
 
-    def loss(self, x: Tensor, y: Tensor) -> Tensor:
-        """Of a batch in training: the mean cross-entropy; in regression half the mean squared error."""
-        out = self.logits(x, training=True)
+    def loss(self, x: Tensor, y: Tensor, training: bool = True) -> Tensor:
+        """Of a batch: the mean cross-entropy; in regression half the mean squared error."""
+        out = self.logits(x, training)
         return mse_loss(out.squeeze(-1), y) / 2 if self.regression else cross_entropy(out, y)
 
     def predict(self, x: Tensor) -> Tensor:

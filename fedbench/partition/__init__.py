@@ -28,6 +28,8 @@ class Split:
     test: list[Indices]
     newcomers: tuple[int, ...] = ()
     """Clients that never take part in training: they meet the trained model afterwards."""
+    classes: int | None = None
+    """How many classes are left where some are dropped: the first so many."""
 
     def sha256(self) -> str:
         """Names the split: two runs with the same hash saw the same clients."""

@@ -44,4 +44,5 @@ class LabelWindow(Partition):
         fit, held = official_parts(arrays, self.params.test_fraction, rng)
         rows = (np.arange(clients)[:, None] + np.arange(self.params.window)) % self.params.keep_classes
         test = held[arrays.y[held] < self.params.keep_classes]
-        return Split(deal(arrays.y, fit, rows, rng, f"training samples of {dataset.name()}"), [test] * clients)
+        train = deal(arrays.y, fit, rows, rng, f"training samples of {dataset.name()}")
+        return Split(train, [test] * clients, classes=self.params.keep_classes)

@@ -218,3 +218,17 @@ def test_what_a_method_says_of_its_models_is_recorded_with_their_scores(ctx):
     assert {client: metrics["kept"] for client, metrics in evaluation.metrics.items()} == pytest.approx(
         {None: 0.5, 0: 0.1, 1: 1.0, 2: 0.3, 3: 0.6}
     )
+
+
+def test_a_test_set_that_clients_share_is_seen_once_and_counts_for_all(ctx):
+    apart, together = Oracle(), Oracle()
+    ctx.task.split.test[2] = ctx.task.split.test[0].copy()
+    expected = score(apart, right(7), ctx, "gm", per_client=True)
+
+    ctx.task.split.test[2] = ctx.task.split.test[0]
+    found = score(together, right(7), ctx, "gm", per_client=True)
+
+    assert found.metrics == expected.metrics
+    assert found.reliability == expected.reliability
+    assert apart.calls == [(None, 40, "mean")]
+    assert together.calls == [(None, 30, "mean")]

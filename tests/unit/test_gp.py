@@ -101,7 +101,7 @@ def test_variances_of_test_points_are_right_among_many_known_points():
 
     _, variance = Posterior(of_problem[0], kappa, of_problem[4]).at(of_problem[1], kernel.variance)
 
-    # of 8 only about 0.05 are left
+    # of 8 only about 0.1 is left
     torch.testing.assert_close(variance, dense(*of_problem)[1], rtol=0, atol=2e-5)
 
 

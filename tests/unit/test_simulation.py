@@ -301,6 +301,14 @@ def test_a_polled_client_downloads_once_and_its_answer_counts_as_upload(toy_roun
     assert traffic.bytes_up == 4 * 4 + 16
 
 
+def test_polls_are_timed_apart_from_updates(toy_job, recorder, place):
+    simulate(toy_job(Polled, clients=4, rounds=1), recorder, place())
+
+    counts = {cost.phase: cost.count for cost in recorder.kept[1].costs}
+    assert counts["poll"] == 4
+    assert counts["client"] == 1
+
+
 def test_a_client_that_does_not_answer_a_poll_costs_its_download_only(toy_round):
     class Shy(Polled):
         def poll(self, down, memory, data, ctx):

@@ -181,7 +181,7 @@ def test_sizes_of_the_default_are_those_of_its_settings():
         ("shape=32x32", "shape"),
         ("shape=3x0x32", "shape"),
         ("shape=28", "shape"),
-        ("per_class=10", "per_class"),
+        ("per_class=9", "per_class"),
         ("per_class=40.5", "per_class"),
         ("noise=-1", "noise"),
         ("noise=.nan", "noise"),

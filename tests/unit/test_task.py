@@ -227,3 +227,10 @@ def test_making_a_task_draws_nothing_from_the_global_generators(make_ctx):
 
     assert np.array_equal(np.random.get_state()[1], numpy_state)
     assert torch.equal(torch.get_rng_state(), torch_state)
+
+
+def test_a_network_has_an_output_for_every_class_that_the_partition_keeps(make_ctx):
+    task = make_ctx(partition="label_window", keep_classes=4, window=2).task
+
+    assert task.classes == 4
+    assert task.net.logits(task.test_data(0).x).shape[1] == 4

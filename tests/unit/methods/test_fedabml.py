@@ -212,3 +212,47 @@ def test_sampled_predictions_use_the_exponential(make_ctx, make_algorithm, tiny)
     density = (-(z**2) / 2).exp()
     expected = ((3 + 3 * z).sigmoid() * density).sum() / density.sum()
     assert drawn[0, 0].item() == pytest.approx(expected.item(), abs=0.03)
+
+
+def test_both_terms_of_a_clients_objective_are_recorded(make_ctx, make_algorithm):
+    """Without steps phi is theta: the loss is that of the network, and the KL is 0; with steps it is not."""
+    ctx = make_ctx("fedabml", batch_size=20).at(0)
+    data = ctx.task.train_data(0)
+    plain, trained = make_algorithm("fedabml", k=0), make_algorithm("fedabml", k=3, lam=0.5, samples=1)
+    server = plain.init_server(ctx)
+    ctx.task.net.load(server["mu"])
+    loss = torch.nn.functional.cross_entropy(ctx.task.net.logits(data.x), data.y).item()
+
+    at_theta = plain.describe(plain.personal_model(server, {}, data, ctx, 1), ctx)
+    model = trained.personal_model(server, {}, data, ctx, 2)
+    moved = trained.describe(model, ctx)
+
+    assert at_theta["loss_term"] == pytest.approx(loss, rel=1e-5)
+    assert at_theta["kl_term"] == pytest.approx(0.0, abs=1e-9)
+    normal = torch.distributions.Normal
+    q, p = (normal(state["mu"].double(), state["nu"].double().exp()) for state in (model, server))
+    assert moved["kl_term"] == pytest.approx(
+        0.5 / data.n * torch.distributions.kl_divergence(q, p).sum().item(), rel=1e-4
+    )
+    assert moved["kl_term"] > 0
+    assert moved["loss_term"] < loss
+    assert trained.describe(server, ctx) == {}
+
+
+def test_noise_in_the_outputs_is_another_draw_of_the_same_step(make_ctx, make_algorithm):
+    ctx = make_ctx("fedabml", lr=0.05, tau=2, batch_size=20).at(0)
+    data = ctx.task.train_data(0)
+    models = []
+    for local in (False, True):
+        algorithm = make_algorithm("fedabml", local_reparam=local)
+        models.append(algorithm.update(algorithm.init_server(ctx), {}, data, ctx)[0]["mu"])
+
+    start = ctx.task.initial
+    assert not torch.equal(*models)
+    # they go the same way
+    assert torch.nn.functional.cosine_similarity(models[0] - start, models[1] - start, dim=0).item() > 0.9
+
+
+def test_noise_in_the_outputs_is_refused_where_norms_have_posteriors(make_algorithm):
+    with pytest.raises(ValueError, match="use bayes_norm point"):
+        make_algorithm("fedabml", local_reparam=True, bayes_norm="gaussian")

@@ -54,21 +54,26 @@ def test_a_cluster_whose_clients_pull_apart_is_split_in_two(now, make_algorithm)
 def test_a_cluster_whose_clients_agree_is_averaged(now, make_algorithm):
     updates = {0: (3.0, 0.0), 1: (1.0, 2.0), 2: (3.0, 1.0), 3: (1.0, 1.0)}
 
-    server = make_algorithm("fedcfl").aggregate(one_cluster([3.0]), uploads(updates), now())
+    server = make_algorithm("fedcfl").aggregate(one_cluster([3.0]), uploads(updates, n={0: 9}), now())
 
-    # (8, 4) / 4
+    # (8, 4) / 4, whatever the clients' sizes
     assert server["w"].tolist() == [[3.0, 2.0]]
     assert server["assigned"].tolist() == [0, 0, 0, 0]
 
 
-def test_every_cluster_is_looked_at_by_itself_and_the_numbers_of_the_others_stay(make_ctx, make_algorithm):
-    ctx = make_ctx("fedcfl", round_=21, clients=8, labels_per_client=2)
+@pytest.mark.parametrize(
+    ("beta", "models"),
+    [(1.0, [[3.0, 1.0], [5.0, 8.0], [5.0, 2.0]]), (0.5, [[2.0, 1.0], [5.0, 6.5], [5.0, 3.5]])],
+    ids=["all the way to the averages", "half of the way from the cluster's model"],
+)
+def test_every_cluster_is_looked_at_by_itself_and_the_numbers_of_others_stay(make_ctx, make_algorithm, beta, models):
+    ctx = make_ctx("fedcfl", round_=21, clients=8, labels_per_client=2, beta=beta)
     torn, agreed = {4: (0.0, 3.0), 5: (0.0, -3.0), 6: (0.0, 3.0), 7: (0.0, -3.0)}, dict.fromkeys(range(4), (2.0, 0.0))
     server = state([[1.0, 1.0], [5.0, 5.0]], [0] * 4 + [1] * 4, [3.0])
 
     grown = make_algorithm("fedcfl").aggregate(server, uploads(agreed) + uploads(torn, (5.0, 5.0)), ctx)
 
-    assert grown["w"].tolist() == [[3.0, 1.0], [5.0, 8.0], [5.0, 2.0]]
+    assert grown["w"].tolist() == models
     assert grown["assigned"].tolist() == [0, 0, 0, 0, 1, 2, 1, 2]
 
 

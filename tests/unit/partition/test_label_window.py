@@ -77,6 +77,10 @@ def test_no_training_image_is_used_twice_or_tested_on(official, cut, assert_disj
     assert_disjoint(*split.train, split.test[0])
 
 
+def test_the_kept_classes_are_all_that_there_are(official, cut):
+    assert cut("label_window", official([100] * 10, [10] * 10), 9).classes == 9
+
+
 def test_a_split_follows_from_the_seed(official, cut):
     arrays = official([100] * 10, [10] * 10)
 
