@@ -460,7 +460,7 @@ def add_parts(monkeypatch):
         content = {
             "title": name,
             "shape": (1, 1, 1),
-            "classes": 2,
+            "classes": max(2, max(labels) + 1),
             "full_scale": 1,
             "sizes": {"small": sizes},
             "embedded": True,

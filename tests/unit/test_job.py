@@ -64,6 +64,8 @@ PFEDBAYES_DEFAULTS = {
     "kl_scale": "samples",
     "rho0": -2.5,
     "mu_std": 0.1,
+    "rho_std": 0.0,
+    "local_reparam": False,
     "noise_scale": 1.0,
     "personal_steps": 1,
     "samples": 1,
