@@ -115,10 +115,10 @@ class PFedGP(Algorithm):
             drawn[:, points] = self._omega(kernel(x[points]), split[y[points]].double() / 2, chains, rng)
         return {"phi": server["phi"], "x": x, "y": y, "tree": tree, "omega": omega}
 
-    @torch.no_grad()
     def predicts_by_sampling(self) -> bool:
         return False
 
+    @torch.no_grad()
     def predict(self, model: State, x: Tensor, ctx: Ctx, mode: PredictMode) -> Tensor:
         """The product along every class's way, averaged over the chains at each split; the mode makes no difference."""
         p, kernel = self.params, self._kernel(x.device)
