@@ -6,15 +6,16 @@ min_theta (1/N) sum_i min_{phi_i} E_{q(w|phi_i)}[-log p(D_i | w)] + lambda KL(q(
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
-from fedbench.algorithm import Algorithm, Ctx, Message, Params, PredictMode, State, Upload
+from fedbench.algorithm import Algorithm, Ctx, Message, PredictMode, State, Upload
 from fedbench.bayes import (
     Gaussian,
+    GaussianParams,
     inverse_softplus,
     kl,
     predict_mc,
@@ -59,16 +60,13 @@ class LogGaussian(Gaussian):
         return {"mu": self.mu.detach().clone(), "nu": self.rho.detach().clone()}
 
 
-class FedABMLParams(Params):
+class FedABMLParams(GaussianParams):
     lam: float = Field(0.05, ge=0, description="lambda, weight of the KL to the prior (paper: not stated)")
     kl_scale: Literal["per_sample", "per_client"] = Field(
         "per_sample", description="KL weight beside the mean loss: lambda/n_i, or lambda"
     )
     k: int = Field(5, ge=0, description="steps on phi per batch; 0: a variational FedAvg")
     samples: int = Field(5, ge=1, description="s, weight samples per step")
-    local_reparam: bool = Field(
-        False, description="draw the noise in the layers' outputs, for every image by itself: less variance, more time"
-    )
     theta_grad: Literal["first_order", "partial"] = Field(
         "first_order",
         description="theta's gradient: phi's and its own, as if phi moved along with theta, or its own, of the KL",
@@ -79,15 +77,6 @@ class FedABMLParams(Params):
     nu0: float = Field(-3.0, ge=-10, le=1, description="initial log sigma (paper: not stated; also tried: -4)")
     lr_theta: float | None = Field(None, gt=0, description="rate of theta; default: lr")
     passes: int = Field(5, ge=0, description="epochs that make a personal model")
-    bayes_norm: Literal["point", "gaussian"] = Field(
-        "point", description="normalisation parameters: point or posterior"
-    )
-
-    @model_validator(mode="after")
-    def _outputs_of_norms_have_no_noise(self) -> Self:
-        if self.local_reparam and self.bayes_norm == "gaussian":
-            raise ValueError("local_reparam is for linear layers and convolutions: use bayes_norm point")
-        return self
 
 
 class FedABML(Algorithm):

@@ -11,9 +11,9 @@ from typing import ClassVar, Literal
 import torch
 from pydantic import Field
 from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
 
 from fedbench.algorithm import Algorithm, Ctx, Message, Params, PredictMode, State, Upload
+from fedbench.clustered import summed_loss
 from fedbench.task import ClientData
 from fedbench.training import (
     adapt_rate,
@@ -75,6 +75,7 @@ class FedHBMixture(Algorithm):
     """The server's state is the prototypes, a row each, and for K > 1 the gate; its head is frozen."""
 
     title = "FedHB-Mixture"
+    version = 2  # the best prototype is found by sums in float64
     Params = FedHBMixtureParams
     defaults: ClassVar = {"weighting": "uniform"}
 
@@ -188,7 +189,9 @@ class FedHBMixture(Algorithm):
             return prototypes[0]
         if self.params.start == "centre":
             return prototypes.mean(0)
-        return prototypes[int(torch.stack([_loss(r, data, ctx) for r in prototypes]).argmin())]
+        size = ctx.protocol.batch_size
+        losses = torch.stack([summed_loss([r], data.chunks(size), ctx) for r in prototypes])
+        return prototypes[int(losses.argmin())]
 
 
 class _Gate:
@@ -205,15 +208,6 @@ class _Gate:
         """One step of cross-entropy with the same label for all inputs."""
         backward(self.net, x, torch.full((len(x),), nearest, device=x.device))
         self.optimizer.step()
-
-
-def _loss(w: Tensor, data: ClientData, ctx: Ctx) -> Tensor:
-    """Summed cross-entropy over a client's training data."""
-    net = ctx.task.net
-    net.load(w)
-    with torch.no_grad():
-        losses = [cross_entropy(net.logits(x), y, reduction="sum") for x, y in data.chunks(ctx.protocol.batch_size)]
-    return torch.stack(losses).sum()
 
 
 def _tensor_stds(vector: Tensor, ctx: Ctx) -> Tensor:

@@ -20,6 +20,7 @@ from fedbench.training import (
     average,
     backward,
     local_batches,
+    local_steps,
     make_optimizer,
     optimizer_state,
     restore_optimizer,
@@ -88,7 +89,7 @@ class FedPA(FedAvg):
         """Raises FedbenchError where samples and burn-in do not fit into a client's steps."""
         if ctx.task.net.keeps_statistics:
             raise FedbenchError("FedPA would take running statistics for parameters.", "Use norm bn_nostats or gn.")
-        for steps in sorted({_local_steps(ctx.sizes[client], ctx) for client in ctx.task.members}):
+        for steps in sorted({local_steps(ctx.sizes[client], ctx) for client in ctx.task.members}):
             self._sampling(steps)
         return super().init_server(ctx)
 
@@ -107,7 +108,7 @@ class FedPA(FedAvg):
 
     def _draw(self, optimizer: torch.optim.Optimizer, data: ClientData, ctx: Ctx) -> Iterator[Tensor]:
         """Train the network that is loaded; after the burn-in every mean of so many iterates is a sample (IASG)."""
-        net, steps = ctx.task.net, _local_steps(data.n, ctx)
+        net, steps = ctx.task.net, local_steps(data.n, ctx)
         samples, length = self._sampling(steps)
         burnin = steps - samples * length
         mean = torch.empty_like(net.vector)
@@ -150,9 +151,3 @@ class FedPA(FedAvg):
         restore_optimizer(optimizer, server, "optimizer.")
         optimizer.step()
         return {"w": w.detach(), **optimizer_state(optimizer, adjusted(ctx, optim_state="persistent"), "optimizer.")}
-
-
-def _local_steps(n: int, ctx: Ctx) -> int:
-    """Optimiser steps of a client with so many samples in a round."""
-    protocol = ctx.protocol
-    return protocol.tau if protocol.local_unit == "batch" else protocol.tau * -(-n // protocol.batch_size)

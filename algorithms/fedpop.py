@@ -27,6 +27,7 @@ from fedbench.training import (
     extrapolate,
     learning_rate,
     local_batches,
+    local_steps,
     make_optimizer,
     optimizer_state,
     restore_optimizer,
@@ -248,12 +249,6 @@ class FedPop(PartlyShared):
         """beta: the means of z, and the rho of its standard deviations."""
         mean = torch.zeros_like(ctx.task.initial[self.parts(ctx)["own"]])
         return torch.stack([mean, torch.full_like(mean, self.params.prior_rho)])
-
-
-def local_steps(n: int, ctx: Ctx) -> int:
-    """The number of mini-batches in a round of local work of a client with n samples."""
-    protocol = ctx.protocol
-    return protocol.tau * (-(-n // protocol.batch_size) if protocol.local_unit == "epoch" else 1)
 
 
 def retained_steps(steps: int, burn_in: float, count: int) -> set[int]:

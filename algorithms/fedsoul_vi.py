@@ -22,12 +22,11 @@ from fedbench.training import (
     backward,
     learning_rate,
     local_batches,
+    local_steps,
     make_optimizer,
     optimizer_state,
     restore_optimizer,
 )
-
-from .fedpop import local_steps
 
 Batches = Iterable[tuple[Tensor, Tensor]]
 

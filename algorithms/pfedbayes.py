@@ -6,15 +6,16 @@ min_w (1/N) sum_i F_i(w),   F_i(w) = min_{q_i} E_{q_i}[-log p(D_i | theta)] + ze
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
-from fedbench.algorithm import Algorithm, Ctx, Message, Params, PredictMode, State, Upload
+from fedbench.algorithm import Algorithm, Ctx, Message, PredictMode, State, Upload
 from fedbench.bayes import (
     Gaussian,
+    GaussianParams,
     KLDirection,
     aggregate_gaussians,
     initial_gaussian,
@@ -26,10 +27,10 @@ from fedbench.bayes import (
 )
 from fedbench.local_reparam import BatchLoss
 from fedbench.task import ClientData
-from fedbench.training import adapt_rate, local_batches, make_optimizer, optimizer_state, restore_optimizer
+from fedbench.training import adapt_rate, local_batches, local_steps, make_optimizer, optimizer_state, restore_optimizer
 
 
-class PFedBayesParams(Params):
+class PFedBayesParams(GaussianParams):
     zeta: float = Field(10.0, ge=0, description="weight of the KL to the server's posterior")
     kl_scale: Literal["samples", "batches", "steps"] = Field(
         "samples",
@@ -41,22 +42,9 @@ class PFedBayesParams(Params):
     noise_scale: float = Field(1.0, ge=0, description="factor on the weight noise (public code: 0.001)")
     personal_steps: int = Field(1, ge=1, description="K_p, personal steps per batch (public code: 5)")
     samples: int = Field(1, ge=1, description="weight samples per personal step")
-    local_reparam: bool = Field(
-        False,
-        description="draw the noise in the layers' outputs, for every image by itself: less variance, twice the time",
-    )
     lr_global: float | None = Field(None, gt=0, description="rate of the global copy; default: lr")
     agg: Literal["param", "moment"] = Field("param", description="server: average (mu, rho), or match moments")
-    bayes_norm: Literal["point", "gaussian"] = Field(
-        "point", description="normalisation parameters: point or posterior"
-    )
     loss_scale: Literal["mean", "sum"] = Field("mean", description="loss per sample, or times n_i (matters for SGD)")
-
-    @model_validator(mode="after")
-    def _outputs_of_norms_have_no_noise(self) -> Self:
-        if self.local_reparam and self.bayes_norm == "gaussian":
-            raise ValueError("local_reparam is for linear layers and convolutions: use bayes_norm point")
-        return self
 
 
 class PFedBayes(Algorithm):
@@ -171,9 +159,7 @@ class PFedBayes(Algorithm):
 
     def _kl_weight(self, n: int, ctx: Ctx) -> float:
         """The KL's weight beside the loss of a batch, at the loss's scale."""
-        protocol = ctx.protocol
-        per_pass = -(-n // protocol.batch_size)
-        steps = protocol.tau if protocol.local_unit == "batch" else protocol.tau * per_pass
-        divisor = {"samples": n, "batches": steps * protocol.batch_size, "steps": steps}[self.params.kl_scale]
+        steps = local_steps(n, ctx)
+        divisor = {"samples": n, "batches": steps * ctx.protocol.batch_size, "steps": steps}[self.params.kl_scale]
         scale = n if self.params.loss_scale == "sum" else 1
         return float(scale * self.params.zeta / divisor)

@@ -7,13 +7,14 @@ autograd, which would cost half as much again per step.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import Literal
+from typing import Literal, Self
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 from torch.nn.functional import softplus
 
-from fedbench.algorithm import Ctx, Message, State, Upload
+from fedbench.algorithm import Ctx, Message, Params, State, Upload
 from fedbench.models.network import Network
 from fedbench.training import average, extrapolate, weight_of
 
@@ -29,6 +30,23 @@ ODDS_RANGE = (-30.0, 30.0)
 """Log odds of lambda. Beyond 17 it is 0 or 1 in float32; no draw in float32 opens a gate at -30 or closes it at 30."""
 LAMBDA_MARGIN = 1e-6
 """How near to 0 and 1 a lambda is used that is a parameter itself."""
+
+
+class GaussianParams(Params):
+    """What all methods with Gaussian weights can set."""
+
+    bayes_norm: Literal["point", "gaussian"] = Field(
+        "point", description="normalisation parameters: point or posterior"
+    )
+    local_reparam: bool = Field(
+        False, description="draw the noise in the layers' outputs, for every image by itself: less variance, more time"
+    )
+
+    @model_validator(mode="after")
+    def _outputs_of_norms_have_no_noise(self) -> Self:
+        if self.local_reparam and self.bayes_norm == "gaussian":
+            raise ValueError("local_reparam is for linear layers and convolutions: use bayes_norm point")
+        return self
 
 
 class Gaussian:

@@ -44,6 +44,12 @@ def local_batches(
     return data.batches(protocol.batch_size, order, steps=amount)
 
 
+def local_steps(n: int, ctx: Ctx) -> int:
+    """The number of mini-batches in a round of local work of a client with n samples."""
+    protocol = ctx.protocol
+    return protocol.tau * (-(-n // protocol.batch_size) if protocol.local_unit == "epoch" else 1)
+
+
 def proximal(anchor: Tensor, weight: float) -> ExtraGrad:
     """The gradient of (weight/2) ||w - anchor||^2; the anchor is looked at in every step, so it may move."""
 

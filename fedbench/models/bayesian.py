@@ -198,13 +198,5 @@ def _random_networks(net: Network, count: int, rng: torch.Generator) -> Tensor:
 
 def _unflattened(net: Network, vector: Tensor) -> dict[str, Tensor]:
     """A trained vector as the module's parameters, by name; convolutions lie channels-last in it."""
-    whole, found = net.extended(vector), {}
-    for name, like in net.module.named_parameters():
-        start = int(like.storage_offset())
-        part = whole[start : start + like.numel()]
-        if like.dim() == 4:
-            out, into, height, width = like.shape
-            found[name] = part.view(out, height, width, into).permute(0, 3, 1, 2)
-        else:
-            found[name] = part.view(like.shape)
-    return found
+    whole = net.extended(vector)
+    return {name: net.values_of(whole, like) for name, like in net.module.named_parameters()}
