@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
+from torch.nn.functional import kl_div
 
 from fedbench.algorithm import Ctx, Message, Params, PredictMode, State, Upload
 from fedbench.errors import FedbenchError
@@ -65,6 +66,16 @@ class FedBEParams(Params):
         1.0, gt=0, description="of the Dirichlet distribution; the larger, the nearer the mixtures are to the average"
     )
     include_mean: bool = Field(False, description="the average predicts along with the samples")
+    distill: bool = Field(
+        False,
+        description="the model is a student of samples, clients and average, taught on the server's data "
+        "(server_fraction)",
+    )
+    temperature: float = Field(0.5, gt=0, description="below 1 it sharpens the teachers' mean: p^(1/temperature)")
+    distill_lr: float = Field(1e-3, gt=0, description="rate of the student's SGD, with momentum 0.9")
+    distill_epochs: int = Field(20, ge=0, description="passes of the student over the server's data")
+    swa_start: int = Field(500, ge=1, description="from this step on the student's iterates are averaged (SWA)")
+    swa_every: int = Field(25, ge=1, description="steps between two iterates of that average")
 
 
 class FedBE(FedAvg):
@@ -79,6 +90,10 @@ class FedBE(FedAvg):
             raise FedbenchError(
                 "FedBE would add noise to running statistics.", "Use norm bn_nostats or gn, or posterior=dirichlet."
             )
+        if self.params.distill:
+            if ctx.task.server_data() is None:
+                raise FedbenchError("FedBE has no data to distil on.", "Set server_fraction=0.01, or distill=false.")
+            return {"w": ctx.task.initial}
         return {"w": ctx.task.initial, "ensemble": ctx.task.initial.repeat(self.params.M, 1)}
 
     def download(self, server: State, ctx: Ctx) -> Message:
@@ -87,9 +102,35 @@ class FedBE(FedAvg):
     def aggregate(self, server: State, uploads: Iterable[Upload], ctx: Ctx) -> State:
         """FedAvg's average, and new samples from the clients that report; beta extrapolates all of them."""
         clients = list(uploads)
-        merged = average({"w": server["w"]}, clients, ctx)
-        ensemble = server["ensemble"] if not clients else self._draw(server["w"], clients, ctx)
-        return merged | {"ensemble": ensemble}
+        if not clients:
+            return server
+        merged, drawn = average({"w": server["w"]}, clients, ctx), self._draw(server["w"], clients, ctx)
+        if not self.params.distill:
+            return merged | {"ensemble": drawn}
+        return {"w": self._student(merged["w"], [*drawn, *(c.message["w"] for c in clients), merged["w"]], ctx)}
+
+    def _student(self, start: Tensor, teachers: list[Tensor], ctx: Ctx) -> Tensor:
+        """A model from `start` on that learns, by KL, the teachers' mean probabilities on the server's data."""
+        p, net, data, size = self.params, ctx.task.net, ctx.task.server_data(), ctx.protocol.batch_size
+        assert data is not None
+        with torch.no_grad():
+            mean = torch.cat([self._mean_softmax(teachers, x, ctx) for x, _ in data.chunks(size)])
+        targets = mean ** (1 / p.temperature)
+        targets /= targets.sum(-1, keepdim=True)
+        net.load(start)
+        net.use_generator(ctx.rng("distill_dropout"))
+        optimizer = torch.optim.SGD([net.vector], lr=p.distill_lr, momentum=0.9, fused=True)
+        averaged, count = net.vector.clone(), 0
+        batches = data.numbered().batches(size, ctx.rng("distill"), epochs=p.distill_epochs)
+        for step, (x, numbers) in enumerate(batches, start=1):
+            net.zero_grad()
+            student = net.logits(x, training=True).log_softmax(-1)
+            kl_div(student, targets[numbers], reduction="batchmean").backward()
+            optimizer.step()
+            if step >= p.swa_start and (step - p.swa_start) % p.swa_every == 0:
+                count += 1
+                averaged.lerp_(net.vector, 1 / count)
+        return averaged if count else net.vector.detach().clone()
 
     def _draw(self, start: Tensor, clients: list[Upload], ctx: Ctx) -> Tensor:
         """M models from the distribution over the clients', which count as in the average."""
@@ -120,4 +161,7 @@ class FedBE(FedAvg):
         if "ensemble" not in model:
             return super().predict(model, x, ctx, mode)
         members = [*model["ensemble"], model["w"]] if self.params.include_mean else [*model["ensemble"]]
-        return torch.stack([super(FedBE, self).predict({"w": w}, x, ctx, mode) for w in members]).mean(0)
+        return self._mean_softmax(members, x, ctx)
+
+    def _mean_softmax(self, members: list[Tensor], x: Tensor, ctx: Ctx) -> Tensor:
+        return torch.stack([super(FedBE, self).predict({"w": w}, x, ctx, "mean") for w in members]).mean(0)

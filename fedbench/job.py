@@ -44,6 +44,9 @@ class TaskSpec(Frozen):
     newcomers: float = Field(
         0, ge=0, description="clients that never train: a random fraction below 1, or the first so many"
     )
+    server_fraction: float = Field(
+        0, ge=0, lt=1, description="part of every client's training samples that the server holds instead, unlabelled"
+    )
     clean: str | None = Field(None, description="also score the global model on the training part of this data set")
     ood: str | None = Field(None, description="data set whose test images are out of distribution: entropies, AUROC")
     train_part: Literal["all", "body"] = Field("all", description="what is trained: the whole network or its body")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from pydantic import ValidationError
 
 from fedbench.dataset import Arrays, Dataset, data_root, find_dataset, load_arrays
@@ -18,7 +20,17 @@ from fedbench.rng import numpy_rng
 def cut(job: JobSpec, root: Path | None = None) -> tuple[type[Dataset], Arrays, Split]:
     """The job's data set, its content, and who has what of it. Raises FedbenchError when that cannot be."""
     partition = make_partition(job.task.partition, job.partition_params)
-    return cut_with(partition, job.task.dataset, job.task.clients, job.seed, root)
+    dataset, arrays, split = cut_with(partition, job.task.dataset, job.task.clients, job.seed, root)
+    return dataset, arrays, hold_back(split, job.task.server_fraction, numpy_rng(job.seed, "server_data"))
+
+
+def hold_back(split: Split, fraction: float, rng: np.random.Generator) -> Split:
+    """The same split, but for a part of every client's training samples that goes to the server (rounded down)."""
+    if not fraction:
+        return split
+    taken = [np.sort(rng.choice(own, int(fraction * len(own) + 1e-9), replace=False)) for own in split.train]
+    train = [np.setdiff1d(own, gone, assume_unique=True) for own, gone in zip(split.train, taken, strict=True)]
+    return replace(split, train=train, server=np.concatenate(taken))
 
 
 def cut_with(

@@ -83,6 +83,13 @@ class Task:
     def test_sizes(self, clients: tuple[int, ...]) -> list[int]:
         return [len(self.split.test[client]) for client in clients]
 
+    def server_data(self) -> ClientData | None:
+        """What the server itself holds, with -1 for labels: nobody may see them. None if that is nothing."""
+        if not len(self.split.server):
+            return None
+        index = torch.from_numpy(self.split.server).to(self.device)
+        return ClientData(self._images, torch.full_like(self._labels, -1), index)
+
     def clean_data(self) -> ClientData | None:
         """The training part of the data set that the task names as clean; nobody trains on it."""
         if self._spec.clean is None:

@@ -7,7 +7,7 @@ import importlib
 import inspect
 import pkgutil
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,11 +30,13 @@ class Split:
     """Clients that never take part in training: they meet the trained model afterwards."""
     classes: int | None = None
     """How many classes are left where some are dropped: the first so many."""
+    server: Indices = field(default_factory=lambda: np.empty(0, dtype=np.int64))
+    """Samples that the server holds, without labels, and no client."""
 
     def sha256(self) -> str:
         """Names the split: two runs with the same hash saw the same clients."""
         digest = hashlib.sha256()
-        for part in (*self.train, *self.test):
+        for part in (*self.train, *self.test, *([self.server] if len(self.server) else [])):
             digest.update(np.int64(len(part)).tobytes())
             digest.update(np.ascontiguousarray(part, dtype="<i8").tobytes())
         return digest.hexdigest()

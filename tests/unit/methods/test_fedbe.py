@@ -316,3 +316,81 @@ def test_no_gaussian_is_drawn_of_running_statistics(make_ctx, make_algorithm, pi
     with pytest.raises(FedbenchError, match="running statistics"):
         make_algorithm("fedbe").init_server(ctx)
     assert "w" in make_algorithm("fedbe", posterior="dirichlet").init_server(ctx)
+
+
+# --- distillation ---
+
+
+def test_the_server_holds_a_part_of_every_clients_data_and_no_labels(make_ctx):
+    without, ctx = make_ctx("fedbe", clients=4), make_ctx("fedbe", clients=4, server_fraction=0.1)
+
+    # 25 training samples each: 2 go to the server
+    assert [*without.task.sizes] == [25] * 4
+    assert [*ctx.task.sizes] == [23] * 4
+    assert ctx.task.server_data().n == 8
+    assert ctx.task.server_data().y.unique().tolist() == [-1]
+    train, test = np.concatenate(ctx.task.split.train), np.concatenate(ctx.task.split.test)
+    assert sorted([*train, *ctx.task.split.server]) == sorted(np.concatenate(without.task.split.train))
+    assert not np.isin(ctx.task.split.server, np.concatenate([train, test])).any()
+    assert without.task.server_data() is None
+
+
+def test_a_student_takes_a_step_towards_its_teachers(make_ctx, make_algorithm, tiny):
+    ctx = make_ctx("fedbe", server_fraction=0.5, **tiny)  # one image of either client, in one batch
+    params = {"distill": True, "noise_scale": 0.0, "var_floor": 0.0, "distill_epochs": 1, "distill_lr": 0.1}
+    algorithm, zeros = make_algorithm("fedbe", temperature=0.5, **params), torch.zeros(6)
+
+    merged = algorithm.aggregate(algorithm.init_server(ctx) | {"w": zeros}, uploads_of(biased(1.0, 0.0), zeros), ctx)
+
+    # start: the average, biases (1/2, 0). The teachers, 3 samples, 2 clients and the average: directions (1, 0) and
+    # none make samples of 1/2 * 1/2, so sigmoid(1/4) = 0.562177 thrice, 0.731059, 0.5 and 0.622459; their mean
+    # 0.590008 is sharpened to 0.348110 / (0.348110 + 0.168093) = 0.674366; the student says 0.622459
+    assert merged.keys() == {"w"}
+    step = 0.1 * (0.674366 - 0.622459)
+    assert merged["w"][4:].tolist() == pytest.approx([0.5 + step, -step], abs=1e-6)
+
+
+def distilled(make_ctx, make_algorithm, **params):
+    ctx = make_ctx("fedbe", server_fraction=0.4, lr=0.1, batch_size=5)
+    algorithm = make_algorithm("fedbe", distill=True, **params)
+    w = ctx.task.initial
+    return algorithm.aggregate({"w": w}, uploads_of(w + 0.3 * w.sin(), w + 0.3 * w.cos()), ctx)["w"]
+
+
+def test_without_epochs_the_student_is_fedavgs_average(make_ctx, make_algorithm):
+    ctx = make_ctx("fedbe")
+    w = ctx.task.initial
+    fedavg = make_algorithm("fedavg").aggregate({"w": w}, uploads_of(w + 0.3 * w.sin(), w + 0.3 * w.cos()), ctx)["w"]
+
+    assert torch.equal(distilled(make_ctx, make_algorithm, distill_epochs=0), fedavg)
+
+
+def test_every_option_of_the_distillation_matters(make_ctx, make_algorithm):
+    found = [
+        distilled(make_ctx, make_algorithm, **params)
+        for params in (
+            {},
+            {"temperature": 1.0},
+            {"distill_lr": 0.01},
+            {"distill_epochs": 10},
+            {"swa_start": 1, "swa_every": 1},
+            {"swa_start": 1},
+            {"swa_start": 60},
+        )
+    ]
+
+    assert len({tuple(w[-50:].tolist()) for w in found}) == len(found)
+
+
+def test_swa_averages_the_iterates(make_ctx, make_algorithm):
+    # 20 images in batches of 5: step 4 ends the first epoch, step 8 the second
+    ends = [distilled(make_ctx, make_algorithm, distill_epochs=epochs) for epochs in (1, 2)]
+
+    averaged = distilled(make_ctx, make_algorithm, distill_epochs=2, swa_start=4, swa_every=4)
+
+    torch.testing.assert_close(averaged, (ends[0] + ends[1]) / 2)
+
+
+def test_it_refuses_to_distil_without_data(make_ctx, make_algorithm):
+    with pytest.raises(FedbenchError, match="no data to distil on"):
+        make_algorithm("fedbe", distill=True).init_server(make_ctx("fedbe"))
