@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from functools import cache
 from importlib import resources
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from fedbench.errors import FedbenchError, did_you_mean, explain
+
+XAxis = Literal["rounds", "bytes", "seconds"]
+"""What curves are drawn against."""
 
 
 class Override(BaseModel):
@@ -34,15 +37,27 @@ class TableLayout(BaseModel):
     grids: dict[str, str] = Field(description="our data set -> the grid that fills its cells")
 
 
-class FigureLayout(BaseModel):
-    """A figure of a paper: the curves of a grid's runs."""
+class PanelLayout(BaseModel):
+    """A panel of a figure: which runs of a grid it shows."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
     title: str
-    grid: str = Field(description="the grid whose runs it shows")
+    grid: str = Field(description="the grid that fills it")
+    match: dict[str, Any] = Field({}, description="which of its runs: every key equal, or one of a list")
+    view: Literal["PM", "GM"] = "GM"
+
+
+class FigureLayout(BaseModel):
+    """A figure of a paper: curves, mean and band over seeds."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    title: str
+    panels: list[PanelLayout] = Field(min_length=1)
+    lines: list[str] = Field([], description="of the paper's `lines`; default: a line per method of a panel's grid")
     metric: str = "accuracy"
-    views: list[Literal["PM", "GM"]] = ["PM", "GM"]
+    x: XAxis = Field("rounds", description="against what: rounds, bytes sent, or seconds of computation")
     y_label: str = Field("", description="what the metric means here; default: its name")
     log: bool = Field(False, description="logarithmic y axis")
 
@@ -60,7 +75,17 @@ class Paper(BaseModel):
     method_names: dict[str, str] = Field(description="printed method name -> our method")
     dataset_names: dict[str, str] = Field(description="printed data set name -> our data set")
     tables: dict[str, TableLayout] = {}
+    lines: dict[str, dict[str, Any]] = Field(
+        {}, description="line of a figure as printed -> its settings; their order gives them a look of their own"
+    )
     figures: dict[str, FigureLayout] = {}
+
+    @model_validator(mode="after")
+    def _figures_have_known_lines(self) -> Self:
+        for name, figure in self.figures.items():
+            if unknown := [line for line in figure.lines if line not in self.lines]:
+                raise ValueError(f"figure {name} has the line {unknown[0]!r}, which is not under `lines`")
+        return self
 
 
 class Published(BaseModel):

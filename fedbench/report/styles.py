@@ -38,7 +38,11 @@ class Style:
 
 def style_of(method: str, variant: int = 0) -> Style:
     """The method's style; variants (`fedprox[mu=0.1]`) share its colour and differ in line and marker."""
-    place = METHODS.index(method) if method in METHODS else _hashed(method)
+    return style_at(METHODS.index(method) if method in METHODS else _hashed(method), variant)
+
+
+def style_at(place: int, variant: int = 0) -> Style:
+    """The style at a place in the cycles: what the lines that a paper names have by their order."""
     return Style(
         COLOURS[place % len(COLOURS)],
         LINES[(place + place // len(COLOURS) + variant) % len(LINES)],

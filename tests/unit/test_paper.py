@@ -222,7 +222,7 @@ def test_the_columns_of_a_table_are_keys_of_its_published_entries(name: str) -> 
 @pytest.mark.parametrize("name", paper_names())
 def test_the_grids_of_a_figure_run_under_its_paper(name: str) -> None:
     for figure in load_paper(name).figures.values():
-        assert load_grid(figure.grid).paper == name
+        assert {load_grid(panel.grid).paper for panel in figure.panels} == {name}
 
 
 def test_the_grids_of_table_1_have_its_three_sizes(table_1: list[Published]) -> None:

@@ -11,9 +11,9 @@ from matplotlib.collections import PolyCollection
 from matplotlib.figure import Figure
 
 from fedbench.errors import FedbenchError
-from fedbench.grid import load_grid
-from fedbench.report import plots
-from fedbench.report.plots import curve_figures, marker_positions, plot_curves, plot_figure
+from fedbench.paper import load_paper
+from fedbench.report.draw import marker_positions
+from fedbench.report.plots import curve_figures, finished, plot_curves, table_figures
 from fedbench.report.styles import COLOURS, LINES, METHODS, style_of
 
 GRID = {
@@ -30,6 +30,12 @@ MNIST = {
     "methods": ["fedavg", "local"],
     "tasks": [{"dataset": "mnist"}],
     "axes": {"size": ["small", "medium"], "seed": [0]},
+}
+REGRESSION = {
+    "name": "r",
+    "methods": ["fedavg"],
+    "tasks": [{"dataset": "quadratics", "clients": 2, "partition": "natural", "model": "linear", "normalize": "none"}],
+    "set": {"rounds": 2, "headline": "rmse", "min_size": 2, "test_fraction": 0},
 }
 
 
@@ -187,7 +193,7 @@ def test_the_figures_of_a_paper_show_the_runs_of_its_cells_only(lab, story) -> N
     lab.play(MNIST | {"name": "other"}, lambda spec: story(gm={5: 0.99}), "lr=0.5", "rounds=5")
     lab.play(GRID, lambda spec: story(gm={2: 0.5}))
 
-    figures = dict(curve_figures(lab.engine, paper="pfedbayes"))
+    figures = dict(table_figures(lab.engine, load_paper("pfedbayes"), finished(lab.engine)))
 
     assert list(figures) == ["pfedbayes-mnist-small-accuracy", "pfedbayes-mnist-medium-accuracy"]
     small = figures["pfedbayes-mnist-small-accuracy"]
@@ -195,58 +201,8 @@ def test_the_figures_of_a_paper_show_the_runs_of_its_cells_only(lab, story) -> N
     assert drawn(small.axes[0]) == [([5.0], [25.0]), ([5.0], [25.0])]
 
 
-# --- figures that a paper declares ---
-
-
-def toy(lab: Any, story: Any) -> None:
-    """The runs of FedABML's toy, made up: the global model at 0.5 and 0.1, personal ones elsewhere."""
-    grid = load_grid("fedabml_toy").model_dump(mode="json")
-    grid["methods"] = ["fedavg", {"fedabml": {"theta_grad": "partial"}}]
-    lab.play(grid, lambda spec: story(gm={1: 0.5, 2: 0.1}, pm={2: 0.7}, rmse=True), "rounds=2", "seed=0")
-
-
-def drawn_figure(lab: Any, folder: Path, monkeypatch: pytest.MonkeyPatch, *wanted: str) -> tuple[str, Figure]:
-    """The one figure that is saved, and the name of its files."""
-    saved: list[tuple[str, Figure]] = []
-    monkeypatch.setattr(plots, "save_figure", lambda figure, folder, name: saved.append((name, figure)) or [])
-    plot_figure(lab.engine, folder, *wanted)
-    ((name, figure),) = saved
-    return name, figure
-
-
-def test_a_declared_figure_shows_its_grid_metric_and_views_in_its_words(lab, story, tmp_path, monkeypatch) -> None:
-    toy(lab, story)
-    lab.play(GRID, lambda spec: story(gm={2: 0.5}))
-
-    name, figure = drawn_figure(lab, tmp_path, monkeypatch, "fedabml", "toy")
-
-    (panel,) = figure.axes
-    assert name == "fedabml-toy"
-    assert drawn(panel) == [([1.0, 2.0], [0.5, 0.1])] * 2
-    assert panel.get_title() == "global model (GM)"
-    assert (panel.get_ylabel(), panel.get_yscale()) == ("distance from the exact global mean", "log")
-    assert figure.get_suptitle() == "Two quadratic clients"
-    assert legend(figure) == ["FedAvg", "FedABML"]
-
-
-def test_a_declared_figure_is_written_as_png_and_svg(lab, story, tmp_path: Path) -> None:
-    toy(lab, story)
-
-    paths = plot_figure(lab.engine, tmp_path, "fedabml", "toy")
-
-    assert [path.name for path in paths] == ["fedabml-toy.png", "fedabml-toy.svg"]
-    assert all(path.stat().st_size > 1000 for path in paths)
-
-
-def test_a_declared_figure_that_cannot_be_drawn_says_what_to_do(lab, story, tmp_path: Path) -> None:
-    with pytest.raises(FedbenchError, match=r"fedabml has no figure 'toi'(.|\n)*Did you mean toy"):
-        plot_figure(lab.engine, tmp_path, "fedabml", "toi")
-    with pytest.raises(FedbenchError, match=r"fedabml_toy has not been run(.|\n)*fedbench run --grid fedabml_toy"):
-        plot_figure(lab.engine, tmp_path, "fedabml", "toy")
-
-
 def test_a_task_without_the_metric_has_no_figure(lab, story) -> None:
-    toy(lab, story)
+    lab.play(REGRESSION, lambda spec: story(gm={1: 0.5, 2: 0.1}, rmse=True))
     lab.play(ALONE, lambda spec: story(gm={2: 0.5}))
 
     assert [name for name, _ in curve_figures(lab.engine)] == ["all-digits-small-accuracy"]
@@ -295,9 +251,6 @@ def test_an_unknown_metric_is_refused_with_those_there_are(lab, story) -> None:
 def test_nothing_to_draw_is_said_with_the_way_out(lab, story) -> None:
     with pytest.raises(FedbenchError, match="fedbench run --grid quickstart"):
         figure_of(lab)
-    lab.play(ALONE, lambda spec: story(gm={2: 0.5}))
-    with pytest.raises(FedbenchError, match="no finished run has the settings of pfedbayes"):
-        figure_of(lab, paper="pfedbayes")
 
 
 def test_a_folder_that_cannot_be_made_is_named(lab, story, tmp_path: Path) -> None:
