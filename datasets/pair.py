@@ -10,9 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, field_validator
 
-from fedbench.dataset import Arrays, Dataset, find_dataset, load_arrays
+from fedbench.dataset import Arrays, Dataset, dataset_name, find_dataset, load_arrays
 from fedbench.errors import FedbenchError
 from fedbench.job import Frozen
 
@@ -21,6 +21,11 @@ class PairParams(Frozen):
     first: str = Field("mnist", description="the data set of the first half of the clients")
     second: str = Field("fashion_mnist", description="the data set of the second half")
 
+    @field_validator("first", "second")
+    @classmethod
+    def _complete(cls, value: str) -> str:
+        return dataset_name(value)  # of a user's own files, with the hash of their content
+
 
 class Pair(Dataset):
     title = "MNIST and Fashion-MNIST"
@@ -28,6 +33,7 @@ class Pair(Dataset):
     classes = 10
     sha256 = None  # made of two that are verified
     groups = 2
+    group_names = ("mnist", "fashion_mnist")
     sizes: ClassVar[dict[str, tuple[int, int]]] = {"small": (50, 950), "medium": (200, 800), "large": (900, 300)}
     Params = PairParams
     params: ClassVar[PairParams] = PairParams()
@@ -43,6 +49,7 @@ class Pair(Dataset):
             )
         return {
             "title": f"{first.title} and {second.title}",
+            "group_names": (params.first, params.second),
             "shape": first.shape,
             "classes": max(first.classes, second.classes),
             "full_scale": first.full_scale,

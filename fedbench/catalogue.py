@@ -48,17 +48,18 @@ def method_details(name: str) -> tuple[str, list[Row]]:
 
 
 def dataset_rows(root: Path) -> list[Row]:
-    from fedbench.dataset import datasets, presence
+    """Every data set, and those with settings that have been made: their names and titles say what they are."""
+    from fedbench.dataset import datasets, find_dataset, kept_with_settings, presence
 
     rows = []
-    for name in datasets.names():
-        dataset = datasets.get(name)
+    for name in sorted({*datasets.names(), *kept_with_settings(root)}):
+        dataset = datasets.get(name) if name in datasets.names() else find_dataset(name)
         rows.append(
             {
                 "dataset": name,
                 "title": dataset.title,
                 "shape": "x".join(str(side) for side in dataset.shape),
-                "classes": dataset.classes if dataset.target_scale is None else "regression",
+                "classes": (dataset.classes or "") if dataset.target_scale is None else "regression",
                 "sizes": ", ".join(f"{size} {fit}/{test}" for size, (fit, test) in dataset.sizes.items()),
                 "state": presence(dataset, root),
             }

@@ -28,7 +28,7 @@ from pydantic import BaseModel, ValidationError
 
 from fedbench.errors import FedbenchError, did_you_mean, explain
 from fedbench.registry import Registry
-from fedbench.selector import parse_selector
+from fedbench.selector import parse_selector, write_selector
 from fedbench.sources import (
     Archive,
     Files,
@@ -94,8 +94,16 @@ class Dataset(ABC):
     """size -> (training, test) samples per class and client, for the partition `labels`"""
     groups: ClassVar[int] = 0
     """how many different `group`s its samples have; 0: none"""
+    group_names: ClassVar[tuple[str, ...]] = ()
+    """what people call the groups, where these have names"""
     embedded: ClassVar[bool] = False
     """True: comes with an installed library, needs no data root"""
+    generated: ClassVar[bool] = False
+    """True: computed from another data set, which takes a while; who only looks for it looks for its cache"""
+    advice: ClassVar[str] = ""
+    """what else to do when it is missing, if there is something"""
+    by_path: ClassVar[bool] = False
+    """True: the user's own files, which the setting `path` names; without it there is a kind of data, but no data"""
 
     Params: ClassVar[type[BaseModel] | None] = None
     """What can be set in brackets: `synthetic[classes=5]`."""
@@ -107,9 +115,19 @@ class Dataset(ABC):
         return cls.label or cls.__module__.rpartition(".")[2]
 
     @classmethod
+    def complete(cls, params: Any) -> Any:
+        """The settings with those filled in that follow from the files they name."""
+        return params
+
+    @classmethod
     def attributes(cls, params: Any) -> dict[str, Any]:
         """How settings change the attributes above."""
         return {}
+
+    @classmethod
+    def learn(cls, arrays: Arrays) -> None:
+        """Called with the content whenever it is loaded, for what nobody knows before."""
+        return
 
     @classmethod
     @abstractmethod
@@ -145,7 +163,7 @@ def find_dataset(text: str) -> type[Dataset]:
     """`mnist` or `synthetic[classes=5]` as a data set; raises FedbenchError for an unknown one or wrong settings."""
     name, settings = parse_selector(text)
     dataset = datasets.get(name)
-    if not settings:
+    if not settings and not dataset.by_path:
         return dataset
     if dataset.Params is None:
         raise FedbenchError(f"data set {name} has no settings.", f"Write {name} alone.")
@@ -155,12 +173,12 @@ def find_dataset(text: str) -> type[Dataset]:
                 f"data set {name} has no setting {key!r}.", did_you_mean(key, dataset.Params.model_fields)
             )
     try:
-        params = dataset.Params.model_validate(settings)
+        params = dataset.complete(dataset.Params.model_validate(settings))
     except ValidationError as error:
-        raise FedbenchError(f"wrong setting for data set {name}:\n{explain(error)}") from None
-    changed = params.model_dump(exclude_defaults=True)
-    written = ",".join(f"{key}={changed[key]}" for key in sorted(changed))
-    attributes = {"params": params, "label": f"{name}[{written}]" if written else name, **dataset.attributes(params)}
+        hint = f"Write {name}[path=...]." if dataset.by_path and "path" not in settings else ""
+        raise FedbenchError(f"wrong setting for data set {name}:\n{explain(error)}", hint) from None
+    label = write_selector(name, params.model_dump(exclude_defaults=True))
+    attributes = {"params": params, "label": label, **dataset.attributes(params)}
     return type(dataset.__name__, (dataset,), {**attributes, "__module__": dataset.__module__})
 
 
@@ -231,6 +249,9 @@ def verify(dataset: type[Dataset], root: Path) -> str:
     if dataset.embedded:
         load_arrays(dataset, root)
         return "pinned hash" if dataset.sha256 else "nothing (made from its settings)"
+    if dataset.by_path:
+        _verified(dataset, dataset.read(root), dataset.name())
+        return "the hash in its name"
     if _open_cache(dataset, root) is not None:
         return "pinned hash" if dataset.sha256 else "hash of the first decoding"
     with _looking():
@@ -238,10 +259,12 @@ def verify(dataset: type[Dataset], root: Path) -> str:
     return "pinned hash" if dataset.sha256 else "checksums of its source"
 
 
-def presence(dataset: type[Dataset], root: Path) -> Literal["embedded", "present", "missing", "damaged"]:
+def presence(dataset: type[Dataset], root: Path) -> Literal["embedded", "present", "missing", "damaged", "by path"]:
     """Whether the data set can be used without a download. Its content is not verified here."""
     if dataset.embedded:
         return "embedded"
+    if dataset.by_path:
+        return "by path"
     try:
         if _open_files(_cache(dataset, root)) is None:
             with _looking():
@@ -255,8 +278,14 @@ def presence(dataset: type[Dataset], root: Path) -> Literal["embedded", "present
 
 def present(root: Path) -> list[str]:
     """The names of all data sets that can be used without a download, also of damaged ones."""
-    names = {name for name in datasets.names() if presence(datasets.get(name), root) != "missing"}
-    for folder in (root / "fedbench").glob("*[[]*]"):  # caches of data sets with settings
+    names = {name for name in datasets.names() if presence(datasets.get(name), root) not in ("missing", "by path")}
+    return sorted(names.union(kept_with_settings(root)))
+
+
+def kept_with_settings(root: Path) -> list[str]:
+    """The names of the data sets with settings that have a cache; not of those whose names hold paths."""
+    names = set()
+    for folder in (root / "fedbench").glob("*[[]*]"):
         try:
             names.add(find_dataset(folder.name).name())
         except FedbenchError:
@@ -274,7 +303,11 @@ def _looking() -> Iterator[None]:
 
 
 def _cache(dataset: type[Dataset], root: Path) -> Path:
-    return root / "fedbench" / dataset.name()
+    """A folder with the data set's name; with the hash of the name where that holds a path."""
+    name = dataset.name()
+    if os.sep in name:
+        name = f"{parse_selector(name)[0]}-{hashlib.sha256(name.encode()).hexdigest()[:16]}"
+    return root / "fedbench" / name
 
 
 def _beside(dataset: type[Dataset], root: Path, suffix: str) -> Path:
@@ -306,8 +339,11 @@ def _lock(dataset: type[Dataset], root: Path, report: Report) -> Iterator[None]:
 def _make_cache(dataset: type[Dataset], root: Path, source: str, report: Report) -> str:
     """Find the data set, write its cache, and return where it was found; on a full disk nothing stays behind."""
     arrived = _beside(dataset, root, ".fetch")
+    if dataset.generated:
+        report(f"making {dataset.title}", 0, None)
     try:
-        arrays, origin = _from_root(dataset, root) if source == "auto" else None, "the data root"
+        origin = "your own files" if dataset.by_path else "the data root"
+        arrays = _from_root(dataset, root) if source == "auto" else None
         if arrays is None:
             arrays, origin = _from_sources(dataset, root, arrived, source, report)
         _write_cache(_cache(dataset, root), arrays, pinned=dataset.sha256 is not None)
@@ -362,7 +398,7 @@ def _from_sources(dataset: type[Dataset], root: Path, arrived: Path, wanted: str
     raise DataError(
         f"{dataset.title} is not under {root}, and {why}.",
         f"Put its files there{layout}, or name another folder with --data or FEDBENCH_DATA; "
-        f"`fedbench datasets` shows what is there ({dataset.name()} is missing).",
+        f"`fedbench datasets` shows what is there ({dataset.name()} is missing). {dataset.advice}".rstrip(),
     )
 
 
@@ -417,6 +453,8 @@ def _read_fetched(dataset: type[Dataset], root: Path) -> Arrays:
 
 
 def _read(dataset: type[Dataset], root: Path) -> Arrays:
+    if dataset.generated and _only_looking.get():
+        raise FileNotFoundError(dataset.name())
     try:
         return dataset.read(root)
     except (FileNotFoundError, FedbenchError):  # the latter from a data set that this one is made of
@@ -437,6 +475,7 @@ def _verified(dataset: type[Dataset], arrays: Arrays, where: str, expected: str 
             f"expected {pinned[:16]}...",
             "The files are damaged or changed. Delete them and fetch them again.",
         )
+    dataset.learn(arrays)
     if pinned is None and (
         arrays.x.shape[1:] != dataset.shape
         or (dataset.target_scale is None and not 0 <= arrays.y.min() <= arrays.y.max() < dataset.classes)

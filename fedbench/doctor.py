@@ -85,7 +85,11 @@ def _datasets(root: Path) -> Iterator[Finding]:
     yield Finding("data root", str(root))
     for name in datasets.names():
         dataset = datasets.get(name)
-        if presence(dataset, root) == "missing":
+        state = presence(dataset, root)
+        if state == "by path":
+            yield Finding(f"data set {name}", state)
+            continue
+        if state == "missing":
             advice = f"Put its files under {root} in torchvision's layout, or set FEDBENCH_DATA; else it is downloaded."
             yield Finding(f"data set {name}", "missing", advice)
             continue

@@ -30,6 +30,11 @@ class Labels(Partition):
 
     def check(self, dataset: type[Dataset]) -> None:
         size, k = self.params.size, self.params.labels_per_client
+        if not dataset.sizes:
+            raise FedbenchError(
+                f"{dataset.name()} has no sizes, which the partition labels goes by.",
+                "Use another partition, such as natural, dirichlet or shards.",
+            )
         if size not in dataset.sizes:
             raise FedbenchError(f"{dataset.name()} has no size {size!r}.", did_you_mean(size, dataset.sizes))
         if k > dataset.classes:

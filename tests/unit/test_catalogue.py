@@ -108,7 +108,8 @@ def test_every_data_set_has_a_row_that_says_whether_it_is_there(tmp_path):
         "sizes": "small 5/25, medium 15/15, large 24/10",
         "state": "embedded",
     }
-    expected = {name: "embedded" if datasets.get(name).embedded else "missing" for name in rows}
+    known = {name: datasets.get(name) for name in rows}
+    expected = {name: "embedded" if d.embedded else "by path" if d.by_path else "missing" for name, d in known.items()}
     assert {name: row["state"] for name, row in rows.items()} == expected
 
 

@@ -9,7 +9,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fedbench.errors import FedbenchError
-from fedbench.selector import parse_assignment, parse_selector, parse_value, split_list
+from fedbench.selector import parse_assignment, parse_selector, parse_value, split_list, write_selector
 
 
 @pytest.mark.parametrize(
@@ -147,6 +147,57 @@ def test_a_comma_inside_brackets_does_not_separate() -> None:
 
 def test_spaces_and_empty_parts_of_a_list_are_dropped() -> None:
     assert split_list(" a , ,b,") == ["a", "b"]
+
+
+@pytest.mark.parametrize(
+    ("text", "path"),
+    [
+        ("csv[path='a, b.csv',label=y]", "a, b.csv"),
+        ("csv[path='[old] a=b.csv',label=y]", "[old] a=b.csv"),
+        ('csv[path = "a],[b" , label=y]', "a],[b"),
+        ("csv[path='it''s.csv',label=y]", "it's.csv"),
+        ("csv[path=o'hara's data.csv,label=y]", "o'hara's data.csv"),  # a quote inside a word is a letter
+        ("csv[path=~/a=b.csv,label=y]", "~/a=b.csv"),
+        ("csv[path='2024',label=y]", "2024"),
+    ],
+)
+def test_a_value_in_quotes_may_hold_what_else_has_a_meaning(text: str, path: str) -> None:
+    assert parse_selector(text) == ("csv", {"path": path, "label": "y"})
+    assert split_list(f"a,{text},b") == ["a", text, "b"]
+
+
+@pytest.mark.parametrize("text", ["csv[path='a]", "csv[path='a,b]", "csv[path='a'b,c]"])
+def test_quotes_that_are_not_closed_at_the_end_of_a_value_are_refused(text: str) -> None:
+    with pytest.raises(FedbenchError, match=r"is not (a plain value|of the form)"):
+        parse_selector(text)
+
+
+def test_settings_are_written_sorted_and_without_needless_quotes() -> None:
+    settings = {"size": 3, "path": "/a b/c=d.csv", "on": True, "n": "3"}
+
+    assert write_selector("csv", settings) == "csv[n='3',on=True,path=/a b/c=d.csv,size=3]"
+    assert write_selector("csv", {}) == "csv"
+
+
+@given(st.text(st.characters(exclude_categories=["C", "Zl", "Zp"]), max_size=12), st.integers())
+@example("a'], [b", 1)
+@example("1e5", 1)
+@example(" a ", 1)
+@example("a #b: c", 1)
+@example("", 0)
+def test_what_is_written_is_read_back(text: str, number: int) -> None:
+    settings = {"path": text, "size": number}
+
+    written = write_selector("csv", settings)
+
+    assert parse_selector(written) == ("csv", settings)
+    assert split_list(f"{written},{written}") == [written, written]
+
+
+@pytest.mark.parametrize("text", ["a\nb", "a\x07b", "a\udcffb"])
+def test_what_no_line_can_hold_is_not_written(text: str) -> None:
+    with pytest.raises(FedbenchError, match="cannot be written in a grid"):
+        write_selector("csv", {"path": text})
 
 
 _words = st.from_regex(r"[a-z][a-z0-9_]{0,8}", fullmatch=True)
