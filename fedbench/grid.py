@@ -48,6 +48,7 @@ class Grid(BaseModel):
     overrides: list[Override] = []
     exclude: list[Settings] = []
     smoke: bool = Field(False, description="few rounds on synthetic data of the same shape: shows that all of it works")
+    smoke_set: Settings = Field({}, description="what a smoke test sets besides: less of what takes long")
 
     @field_validator("methods", mode="before")
     @classmethod
@@ -180,7 +181,10 @@ def expand(grid: Grid, changes: Changes | None = None) -> list[JobSpec]:
     if grid.smoke:
         changed = changed.model_copy(update={"tasks": changed.tasks[:1], "axes": smoke_axes(changed.axes)})
     for settings in _points(changed, command_line):
-        job = build_job({**smoke_settings(settings), **command_line} if grid.smoke else settings)
+        if grid.smoke:
+            short = merge_layers(smoke_settings(settings), grid.smoke_set, command_line)
+            settings = _without_foreign(short, settings["method"], explicit=set())
+        job = build_job(settings)
         jobs.setdefault(job.key, job)
     if not jobs:
         raise FedbenchError(f"grid {grid.name} has no jobs: everything is excluded.")
@@ -252,6 +256,7 @@ def _check_keys(written: Grid, changed: Grid, command_line: Settings) -> None:
         ("set", written.set),
         *(("tasks", task) for task in written.tasks),
         *(("overrides", override.set) for override in written.overrides),
+        ("smoke_set", written.smoke_set),
     ]
     layers = [(place, _spelled_out(layer)) for place, layer in places]
     for place, layer in layers:

@@ -15,12 +15,12 @@ def test_every_grid_has_a_twin_with_all_its_methods_that_needs_no_data(name):
 
     assert {job.method for job in jobs} == {entry.name for entry in grid.methods}
     assert all(find_dataset(job.task.dataset).embedded for job in jobs)
-    assert {job.protocol.rounds for job in jobs} == {2}
+    assert max(job.protocol.rounds for job in jobs) <= 2
     assert max(job.task.clients for job in jobs) <= 10
 
 
 def test_a_stand_in_has_the_shape_the_classes_and_the_groups_of_the_data_set():
-    assert stand_in("cifar10") == "synthetic[classes=10,shape=3x32x32,per_class=300,groups=0]"
+    assert stand_in("cifar10") == "synthetic[classes=10,shape=3x32x32,per_class=60,groups=0]"
     assert stand_in("pair").endswith("groups=2]")
     assert find_dataset(stand_in("cifar100")).classes == 100
 
