@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Tests and tools must see the packaged fedbench.algorithms, never the folder ./algorithms.
 export PYTHONSAFEPATH := 1
 
-.PHONY: run test lint format bench clean
+.PHONY: run test lint format bench faults clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "fedbench needs Python 3.11 or newer; call make with PYTHON=python3.11")'
@@ -36,6 +36,9 @@ format: $(VENV)/.installed
 
 bench: $(VENV)/.installed ## speed as a ratio to a minimal loop, in one run
 	$(BIN)/python -m pytest tests/bench --benchmark-enable --benchmark-only -s
+
+faults: $(VENV)/.installed ## kills at random moments: 102 jobs, 50 workers, 10 runs
+	FEDBENCH_FAULTS_JOBS=102 FEDBENCH_FAULTS_WORKER_KILLS=50 FEDBENCH_FAULTS_RUN_KILLS=10 $(BIN)/python -m pytest tests/integration/test_faults.py -s --timeout 3600
 
 clean:
 	rm -rf $(VENV) .typecheck build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis .benchmarks

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 KEPT = 2
+_NAMES = "[0-9]" * 8 + ".ckpt"
 Accept = Callable[[dict[str, Any]], bool]
 
 
@@ -25,22 +26,28 @@ def save(folder: Path, round_: int, content: dict[str, Any]) -> None:
     buffer = io.BytesIO()
     torch.save(content, buffer)
     payload = buffer.getbuffer()
-    partial = folder / f"{round_:08d}.partial"
-    with partial.open("wb") as file:
-        file.write(hashlib.sha256(payload).digest())
-        file.write(payload)
-        file.flush()
-        os.fsync(file.fileno())
-    partial.rename(folder / f"{round_:08d}.ckpt")
-    found = sorted(folder.glob("*.ckpt"))
+    write(folder / f"{round_:08d}.ckpt", hashlib.sha256(payload).digest(), payload)
+    found = sorted(folder.glob(_NAMES))
     upto = [path for path in found if int(path.stem) <= round_]
     for path in {*found} - {*upto[-KEPT:]}:
         path.unlink()
 
 
+def write(path: Path, *parts: bytes | memoryview) -> None:
+    """Write a file whole or not at all. It is safe when this returns."""
+    partial = path.with_suffix(".partial")
+    with partial.open("wb") as file:
+        for part in parts:
+            file.write(part)
+        file.flush()
+        os.fsync(file.fileno())
+    partial.rename(path)
+    _sync(path.parent)  # the new name must be safe before older files go
+
+
 def load_newest(folder: Path, not_after: int, accept: Accept = lambda content: True) -> dict[str, Any] | None:
     """The newest whole checkpoint of at most that round that is accepted, or None. A damaged one is passed over."""
-    for path in sorted(folder.glob("*.ckpt"), reverse=True):
+    for path in sorted(folder.glob(_NAMES), reverse=True):
         if int(path.stem) <= not_after and (content := _load(path)) is not None and accept(content):
             return content
     return None
@@ -48,7 +55,7 @@ def load_newest(folder: Path, not_after: int, accept: Accept = lambda content: T
 
 def load_all(folder: Path) -> list[dict[str, Any]]:
     """All whole checkpoints that are kept, oldest first."""
-    found = [_load(path) for path in sorted(folder.glob("*.ckpt"))]
+    found = [_load(path) for path in sorted(folder.glob(_NAMES))]
     return [content for content in found if content is not None]
 
 
@@ -61,5 +68,13 @@ def _load(path: Path) -> dict[str, Any] | None:
     digest, payload = data[:32], data[32:]
     if hashlib.sha256(payload).digest() != digest:
         return None
-    content: dict[str, Any] = torch.load(io.BytesIO(payload), weights_only=True)
+    content: dict[str, Any] = torch.load(io.BytesIO(payload), weights_only=True, map_location="cpu")
     return content
+
+
+def _sync(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

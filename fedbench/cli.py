@@ -9,7 +9,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NoReturn
 
 import typer
 from rich.console import Console
@@ -30,7 +30,7 @@ queue_app = typer.Typer(no_args_is_help=True, help="Look at and change the queue
 methods_app = typer.Typer(invoke_without_command=True, help="List the methods, or show one.", rich_markup_mode=None)
 datasets_app = typer.Typer(
     invoke_without_command=True,
-    help="List the data sets and which of them are there, fetch or verify them, or show how one is cut into clients.",
+    help="List the data sets and which are there, fetch, verify or draw them, or show how one is cut into clients.",
     rich_markup_mode=None,
 )
 db_app = typer.Typer(no_args_is_help=True, help="Look after the database.", rich_markup_mode=None)
@@ -47,9 +47,14 @@ Data = Annotated[
     str | None, typer.Option("--data", help="folder of the data sets [FEDBENCH_DATA, else ~/.cache/fedbench/data]")
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print JSON instead of a table")]
-Devices = Annotated[str, typer.Option(help="devices to use, such as cpu or cuda:0,cuda:2 [all CUDA devices, else cpu]")]
+Devices = Annotated[
+    str, typer.Option(help="devices to use, such as cuda:0,cuda:2 or cpu [all CUDA devices, else MPS, else cpu]")
+]
 Workers = Annotated[int | None, typer.Option(min=1, help="number of worker processes [one per device or core]")]
 PerDevice = Annotated[int, typer.Option(min=1, help="workers per device")]
+Deterministic = Annotated[
+    bool, typer.Option("--deterministic", help="only operations that give the same bits every time; slower on GPUs")
+]
 
 
 def main() -> None:
@@ -57,14 +62,28 @@ def main() -> None:
     try:
         app()
     except FedbenchError as error:
-        console = _console(stderr=True)
-        console.print(f"error: {error.message}", style="red")
-        if error.hint:
-            console.print(error.hint)
-        sys.exit(2)
+        _give_up(error)
     except BrokenPipeError:  # the reader of our output is gone, as with `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
+    except Exception as error:
+        if "sqlalchemy" not in sys.modules:
+            raise
+        from sqlalchemy.exc import SQLAlchemyError
+
+        from fedbench.store.database import explained
+
+        if not isinstance(error, SQLAlchemyError):
+            raise
+        _give_up(explained(error, "the database"))
+
+
+def _give_up(error: FedbenchError) -> NoReturn:
+    console = _console(stderr=True)
+    console.print(f"error: {error.message}", style="red")
+    if error.hint:
+        console.print(error.hint)
+    sys.exit(2)
 
 
 def _console(*, stderr: bool = False) -> Console:
@@ -98,6 +117,20 @@ def run(
     workers: Workers = None,
     devices: Devices = "",
     per_device: PerDevice = 1,
+    deterministic: Deterministic = False,
+    priority: Annotated[int, typer.Option(help="jobs with a higher one are run first")] = 0,
+    timeout: Annotated[
+        str, typer.Option(metavar="TIME", help="a job that takes longer, such as 2h or 30m, fails; a retry goes on")
+    ] = "",
+    fail_fast: Annotated[bool, typer.Option("--fail-fast", help="stop when the first job fails")] = False,
+    engine: Annotated[
+        Literal["local", "ray"], typer.Option(help="run on this machine, or on a Ray cluster; --workers limits both")
+    ] = "local",
+    address: Annotated[str, typer.Option(help="of the Ray cluster, such as auto [one that is found, else a new]")] = "",
+    cpus_per_job: Annotated[int | None, typer.Option(min=1, help="on Ray: CPUs, and threads, of a job [1]")] = None,
+    gpus_per_job: Annotated[
+        float | None, typer.Option(min=0, max=1, help="on Ray: a job's part of a GPU, such as 0.5 [1 if there are any]")
+    ] = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="list the jobs, and change nothing")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="with --dry-run: the jobs as JSON")] = False,
     db: Db = None,
@@ -111,19 +144,36 @@ def run(
     from fedbench.workers.slots import make_slots
 
     url = database_url(db)
+    seconds = sweep.seconds_in(timeout) if timeout else None
     planned = sweep.plan(grid, Changes(set_, axis, methods), url)
-    slots = make_slots(devices, workers, per_device)
+    wishes = sweep.Wishes(priority, seconds, fail_fast)
+    if engine == "ray" and not dry_run:
+        if devices or per_device > 1:
+            raise FedbenchError("--devices and --per-device are of --engine local.", "On Ray: --gpus-per-job 0.5")
+        from fedbench.workers.ray import Needs, connected
+
+        needs = Needs(cpus_per_job or 1, gpus_per_job, deterministic)
+        with connected(address, needs, Path(data).expanduser() if data else None, workers) as cluster:
+            raise typer.Exit(sweep.run(planned, url, cluster, _console(), wishes))
+    if engine == "local" and (address or cpus_per_job or gpus_per_job is not None):
+        raise FedbenchError("--address, --cpus-per-job and --gpus-per-job are of a Ray cluster.", "Add --engine ray.")
+    slots = make_slots(devices, workers, per_device, deterministic=deterministic)
     if dry_run:
         _show(planned.rows(), as_json)
         if not as_json:
             print(planned.summary(len(slots)))
         return
-    raise typer.Exit(sweep.run(planned, url, slots, data_root(data), _console()))
+    raise typer.Exit(sweep.run(planned, url, sweep.ThisMachine(slots, data_root(data)), _console(), wishes))
 
 
 @app.command()
 def worker(
-    workers: Workers = None, devices: Devices = "", per_device: PerDevice = 1, db: Db = None, data: Data = None
+    workers: Workers = None,
+    devices: Devices = "",
+    per_device: PerDevice = 1,
+    deterministic: Deterministic = False,
+    db: Db = None,
+    data: Data = None,
 ) -> None:
     """Join the queue: run whatever waits in the database, whichever grid it came from."""
     from fedbench import sweep
@@ -131,7 +181,7 @@ def worker(
     from fedbench.store.database import database_url
     from fedbench.workers.slots import make_slots
 
-    slots = make_slots(devices, workers, per_device)
+    slots = make_slots(devices, workers, per_device, deterministic=deterministic)
     raise typer.Exit(sweep.work(database_url(db), slots, data_root(data), _console()))
 
 
@@ -147,6 +197,8 @@ def status(db: Db = None, as_json: AsJson = False) -> None:
         counts = queue.counts(engine, sweep)
         rows.append({"sweep": name, **{status: counts.get(status, 0) for status in queue.STATUSES}})
     _show(rows, as_json)
+    if not as_json and queue.is_paused(engine):
+        print("The queue is paused: fedbench queue resume")
 
 
 @queue_app.command("list")
@@ -169,6 +221,7 @@ def queue_list(
             "job": job.spec.label,
             "status": job.status,
             "round": f"{job.last_round}/{job.spec.protocol.rounds}",
+            "priority": job.priority,
             "attempts": job.attempts,
             "worker": job.worker,
         }
@@ -209,12 +262,46 @@ def queue_cancel(
     keys: Annotated[list[str] | None, typer.Argument(help="keys, or how they begin [all waiting jobs]")] = None,
     db: Db = None,
 ) -> None:
-    """Take waiting jobs out of the queue."""
+    """Take jobs out of the queue. A running one, if it is named, stops after its round and keeps its checkpoint."""
     from fedbench import queue
     from fedbench.store.database import database_url, open_database
 
-    moved = queue.cancel(open_database(database_url(db), create=False), keys or [])
-    print(f"{moved} job(s) cancelled")
+    waiting, running = queue.cancel(open_database(database_url(db), create=False), keys or [])
+    print(f"{waiting} job(s) cancelled" + (f", {running} running one(s) stop after their round" if running else ""))
+
+
+@queue_app.command("prioritise", context_settings={"ignore_unknown_options": True})  # -1 is a priority, not an option
+def queue_prioritise(
+    priority: Annotated[int, typer.Argument(help="jobs with a higher one are run first; 0 is ordinary")],
+    keys: Annotated[list[str] | None, typer.Argument(help="keys, or how they begin [all waiting jobs]")] = None,
+    db: Db = None,
+) -> None:
+    """Change the priority of waiting jobs."""
+    from fedbench import queue
+    from fedbench.store.database import database_url, open_database
+
+    moved = queue.prioritise(open_database(database_url(db), create=False), priority, keys or [])
+    print(f"{moved} job(s) have priority {priority}")
+
+
+@queue_app.command("pause")
+def queue_pause(db: Db = None) -> None:
+    """Let workers on all machines stop after their round; their jobs go back into the queue with a checkpoint."""
+    from fedbench import queue
+    from fedbench.store.database import database_url, open_database
+
+    queue.pause(open_database(database_url(db), create=False))
+    print("paused; running jobs stop after their round. To go on: fedbench queue resume")
+
+
+@queue_app.command("resume")
+def queue_resume(db: Db = None) -> None:
+    """Let the workers go on; jobs that were paused go on from their checkpoints."""
+    from fedbench import queue
+    from fedbench.store.database import database_url, open_database
+
+    queue.resume(open_database(database_url(db), create=False))
+    print("resumed")
 
 
 @app.command()
@@ -241,32 +328,87 @@ def table(
 
 
 @app.command()
-def plot(
-    paper: Annotated[str | None, typer.Option(help="the runs that belong to a paper's tables")] = None,
-    grid: Annotated[str | None, typer.Option(help="only the jobs of this grid's last run")] = None,
-    figure: Annotated[str | None, typer.Option(help="a figure that the paper declares, such as toy of fedabml")] = None,
+def compare(
+    a: Annotated[
+        str | None, typer.Argument(metavar="A", help="a method, with settings where needed: 'dsvgd[selection=ksd]'")
+    ] = None,
+    b: Annotated[str | None, typer.Argument(metavar="B", help="the method that it is compared with")] = None,
     metric: Annotated[
-        Literal["accuracy", "macro", "nll", "brier", "ece", "mce", "rmse"],
-        typer.Option(help="what to draw over the rounds"),
-    ] = "accuracy",
+        str,
+        typer.Option(
+            help="headline, accuracy, macro or rmse: the number of `fedbench table`; final: at the last round; ece, "
+            "mce, brier, nll; mb, seconds; of curves: auc, mean over all rounds; auc_bytes, mean over the bytes that "
+            "both sent; first, last: mean over the first or last 50 scored rounds, or half; wobble: deviation over "
+            "the last"
+        ),
+    ] = "headline",
+    view: Annotated[Literal["pm", "gm"] | None, typer.Option(help="which model [PM of a method that has one]")] = None,
+    grid: Annotated[str | None, typer.Option(help="only the jobs of this grid's last run")] = None,
+    other_db: Annotated[
+        str | None,
+        typer.Option(help="B is of this database; without B the same jobs are compared, of method A or of all"),
+    ] = None,
+    format_: Annotated[Literal["rich", "md", "latex", "csv", "json"], typer.Option("--format")] = "rich",
+    out: Annotated[Path | None, typer.Option(help="write to this file instead of the terminal")] = None,
+    db: Db = None,
+) -> None:
+    """Compare two methods over their common seeds, in every setting that both have; or two databases."""
+    from fedbench.report.compare import compare_databases, compare_methods
+    from fedbench.report.compare_view import comparison_table, render_comparison
+    from fedbench.report.render import render_to_terminal
+    from fedbench.store.database import database_url, shown
+    from fedbench.sweep import read_results
+
+    url, other_url = database_url(db), database_url(other_db) if other_db else None
+    engine, other = read_results(url), read_results(other_url) if other_url else None
+    if a is not None and b is not None:
+        found = compare_methods(engine, a, b, metric, view=view, sweep=grid, other=other)
+    elif other is not None and other_url is not None:
+        found = compare_databases(engine, other, (shown(url), shown(other_url)), a, metric, view=view, sweep=grid)
+    else:
+        raise FedbenchError(
+            "there is nothing to compare with.", "Name two methods, or a second database by --other-db."
+        )
+    if format_ == "rich" and out is None:
+        render_to_terminal(comparison_table(found), Console())
+    else:
+        _write(out, render_comparison(found, format_))
+
+
+@app.command()
+def plot(
+    paper: Annotated[str | None, typer.Option(help="a paper's figures, and the curves of its tables")] = None,
+    grid: Annotated[str | None, typer.Option(help="only the jobs of this grid's last run")] = None,
+    figure: Annotated[str | None, typer.Option(help="only this figure of the paper, such as fig2 of dsvgd")] = None,
+    metric: Annotated[
+        Literal["accuracy", "macro", "nll", "brier", "ece", "mce", "rmse"] | None,
+        typer.Option(help="what to draw [what a paper's figure declares, else accuracy]"),
+    ] = None,
+    x: Annotated[
+        Literal["rounds", "bytes", "seconds"] | None,
+        typer.Option(help="against what to draw it [what a paper's figure declares, else rounds]"),
+    ] = None,
     out: Annotated[Path | None, typer.Option(help="folder for the pictures [plots/ beside the database]")] = None,
     db: Db = None,
 ) -> None:
-    """Draw convergence curves, mean and band over seeds, as PNG and SVG."""
-    from fedbench.report.plots import plot_curves, plot_figure
+    """Draw a paper's figures, or convergence curves, with mean and band over seeds, as PNG and SVG."""
+    from fedbench.report.figures import Drawn, plot_paper
+    from fedbench.report.plots import plot_curves
     from fedbench.store.database import database_url, results_folder
     from fedbench.sweep import read_results
 
-    if figure is not None and (paper is None or grid is not None):
-        raise FedbenchError("--figure names a figure of a paper.", "Give --paper with it, and no --grid.")
+    if figure is not None and paper is None:
+        raise FedbenchError("--figure names a figure of a paper.", "Give --paper with it.")
     url = database_url(db)
     engine, folder = read_results(url), out or results_folder(url) / "plots"
-    if paper is not None and figure is not None:
-        paths = plot_figure(engine, folder, paper, figure)
+    if paper is not None:
+        drawn = plot_paper(engine, folder, paper, figure, grid, metric, x)
     else:
-        paths = plot_curves(engine, folder, sweep=grid, paper=paper, metric=metric)
-    for path in paths:
+        drawn = Drawn(plot_curves(engine, folder, grid, metric or "accuracy", x or "rounds"), [])
+    for path in drawn.paths:
         print(path)
+    for gap in drawn.missing:
+        _console(stderr=True).print(gap)
 
 
 @methods_app.callback()
@@ -322,6 +464,24 @@ def datasets_show(
         return
     _show(view.rows(), as_json=False)
     print(view.summary_text(), *paths, sep="\n")
+
+
+@datasets_app.command("sheet")
+def datasets_sheet(
+    name: Annotated[str, typer.Argument(help="the data set (see `fedbench datasets`)")],
+    partition: Annotated[
+        str | None, typer.Option(help="as clients see it: 'clusters[reverse=rot180]' makes reversed copies")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="folder for the pictures [plots/ beside the database]")] = None,
+    data: Data = None,
+) -> None:
+    """Draw a contact sheet, as PNG and SVG: the first images of every class, and of every group if there are groups."""
+    from fedbench.dataset import data_root
+    from fedbench.report.sheet import draw_sheet
+    from fedbench.store.database import database_url, results_folder
+
+    folder = out or results_folder(database_url()) / "plots"
+    print(*draw_sheet(name, partition, folder, data_root(data)), sep="\n")
 
 
 @datasets_app.command("fetch")
@@ -399,6 +559,57 @@ def db_upgrade(db: Db = None) -> None:
 
     upgrade(database_url(db))
     print(f"schema {SCHEMA}")
+
+
+@db_app.command("export")
+def db_export(
+    folder: Annotated[Path, typer.Argument(help="a new folder, or an export to replace")],
+    format_: Annotated[Literal["parquet", "csv"], typer.Option("--format", help="what to write")] = "parquet",
+    grid: Annotated[str | None, typer.Option(help="only the jobs of this grid's last run")] = None,
+    status: Annotated[str, typer.Option(metavar="A,B", help="only jobs with these statuses, such as done")] = "",
+    db: Db = None,
+) -> None:
+    """Write the database into a folder, a file per table. Commands that only read take it as their --db."""
+    from fedbench.store.database import database_url, open_database
+    from fedbench.store.export import export
+
+    statuses = [word.strip() for word in status.split(",") if word.strip()]
+    made = export(open_database(database_url(db), create=False), folder, format_, grid, statuses)
+    print(f"{folder}: {made.tables['job'].rows} job(s), {made.tables['run'].rows} run(s)")
+
+
+@db_app.command("merge")
+def db_merge(
+    sources: Annotated[list[str], typer.Argument(metavar="SOURCE...", help="databases, or folders that were exported")],
+    db: Db = None,
+) -> None:
+    """Add the jobs and runs of other databases to this one. Merging twice changes nothing."""
+    from fedbench.store.database import clear_errors, database_url, open_database, shown
+    from fedbench.store.merge import merge, open_source
+
+    url = database_url(db)
+    opened = [open_source(database_url(source)) for source in sources]
+    with clear_errors(url):
+        merged = merge(open_database(url, create=True), opened)
+    print(f"{shown(url)}: {merged.jobs} new job(s), {merged.finished} finished elsewhere, {merged.runs} new run(s)")
+
+
+@db_app.command("vacuum")
+def db_vacuum(
+    superseded: Annotated[
+        bool, typer.Option("--superseded", help="also remove runs that no report reads: failed or replaced ones")
+    ] = False,
+    db: Db = None,
+) -> None:
+    """Remove orphaned rows and checkpoints of finished jobs, and give their space back."""
+    from fedbench.store.database import clear_errors, database_url, open_database, shown
+    from fedbench.store.vacuum import vacuum
+
+    url = database_url(db)
+    with clear_errors(url):
+        done = vacuum(open_database(url, create=False), url, superseded=superseded)
+    removed = f"{done.orphans} orphaned row(s), {done.superseded} run(s), {done.checkpoints} checkpoint(s)"
+    print(f"{shown(url)}: removed {removed}; {done.freed:,} bytes freed")
 
 
 def _show(rows: list[dict[str, Any]], as_json: bool, hide: str = "") -> None:

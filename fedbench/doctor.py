@@ -62,13 +62,15 @@ def _devices() -> Iterator[Finding]:
 
 def _database(url: URL) -> Iterator[Finding]:
     from fedbench import queue
-    from fedbench.store.database import open_database, shown
+    from fedbench.store.database import EmptyDatabaseError, open_database, shown
 
     if url.get_backend_name() == "sqlite" and url.database and not Path(url.database).exists():
         yield Finding("database", f"{shown(url)} does not exist yet", "It is made by the first `fedbench run`.")
         return
     try:
         counts = queue.counts(open_database(url, create=False))
+    except EmptyDatabaseError:
+        counts = {}
     except FedbenchError as error:
         yield Finding("database", error.message, error.hint, broken=True)
         return

@@ -222,7 +222,9 @@ def merge_layers(*layers: Mapping[str, Any]) -> Settings:
 
 def _spelled_out(layer: Mapping[str, Any]) -> Settings:
     """`partition: shards[s=5]` as a partition and its settings, in the layer that says so."""
-    if not isinstance(partition := layer.get("partition"), str):
+    if isinstance(partition := layer.get("partition"), (list, dict, set)):
+        raise FedbenchError(f"partition must be one name (got {partition!r}).", "Put several under `axes`.")
+    if not isinstance(partition, str):
         return dict(layer)
     name, inner = parse_selector(partition)
     return {**inner, **layer, "partition": name}

@@ -248,6 +248,17 @@ def _check_targets(job: JobSpec, method: type[Algorithm], dataset: type[Dataset]
         raise FedbenchError(f"{what}, and not all settings fit that.", f"Set {', '.join(wrong)}.")
 
 
+def stored_job(content: Any) -> JobSpec:
+    """A job as a database holds it; raises FedbenchError when that is no job."""
+    try:
+        return JobSpec.model_validate(content)
+    except ValidationError as error:
+        raise FedbenchError(
+            f"the database holds what is no job of this fedbench:\n{explain(error)}",
+            "It is damaged, or another fedbench wrote it. Choose another with --db, or restore a backup.",
+        ) from None
+
+
 def default_settings(method: str, partition: str | None = None) -> dict[str, Any]:
     """The settings of a job of this method and partition for which nobody says anything."""
     algorithm, cut = _parts(method, partition)

@@ -18,6 +18,13 @@ class _Loader(yaml.SafeLoader):
     """YAML 1.1 reads 1e-3 as text; everyone else reads a number."""
 
 
+def _int(loader: _Loader, node: yaml.ScalarNode) -> int:
+    value = int(loader.construct_yaml_int(node))
+    str(value)  # a ValueError for thousands of hexadecimal digits, here rather than in a message about them
+    return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _int)
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"^[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+$"), list("-+.0123456789")
 )
@@ -28,10 +35,10 @@ _NEEDS_QUOTES = re.compile(r"[\[\],]|^['\"]")
 
 
 def read_yaml(text: str) -> Any:
-    """The content of YAML text; raises yaml.YAMLError, also where PyYAML lets a ValueError through (a 13th month)."""
+    """The content of YAML text; raises yaml.YAMLError, also where PyYAML lets others through (a 13th month)."""
     try:
         return yaml.load(text, _Loader)
-    except ValueError as error:
+    except (ValueError, LookupError, AttributeError, RecursionError) as error:  # of `!!bool x`, `!!int ''`, `[[[[...`
         raise yaml.YAMLError(str(error)) from None
 
 
@@ -102,6 +109,6 @@ def _written(value: Any) -> str:
 
 def _reads(text: str, value: str) -> bool:
     try:
-        return bool(parse_value(text) == value)
+        return bool(parse_value(text.strip()) == value)  # as it is read between commas
     except FedbenchError:
         return False

@@ -44,6 +44,8 @@ class Surroundings:
     checkpoint_seconds: float = 30.0
     memory_budget: int = RAM_BUDGET
     should_stop: Callable[[], bool] = lambda: False
+    saved: Callable[[], None] = lambda: None
+    """Hears that the checkpoints' folder has changed."""
     progress: Callable[[int, dict[str, float]], None] = lambda round_, accuracy: None
 
 
@@ -340,6 +342,7 @@ def _save(progress: Progress, place: Surroundings) -> None:
     }
     checkpoint.save(place.checkpoints, progress.round, content)
     remove_unlisted(place.checkpoints, [kept["clients"] for kept in checkpoint.load_all(place.checkpoints)])
+    place.saved()
 
 
 def _to_device(content: Any, device: torch.device) -> Any:
@@ -362,6 +365,8 @@ def _warm_up(task: Task, batch_size: int) -> None:
 def _clock(task: Task) -> float:
     if task.device.type == "cuda":
         torch.cuda.synchronize(task.device)
+    elif task.device.type == "mps":
+        torch.mps.synchronize()
     return time.perf_counter()
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import pandas as pd
 from rich.console import Console
@@ -17,8 +18,11 @@ from fedbench.estimate import estimate_seconds, in_words
 from fedbench.grid import Changes, Grid, expand, load_grid
 from fedbench.job import JobSpec
 from fedbench.store import queries
-from fedbench.store.database import open_database, shown
+from fedbench.store.database import EmptyDatabaseError, open_database, shown
 from fedbench.workers.slots import Slot
+
+if TYPE_CHECKING:
+    from fedbench.workers.display import Display
 
 INTERRUPTED = 130
 """Exit code after Ctrl-C, as shells expect it."""
@@ -75,28 +79,91 @@ def plan(where: str, changes: Changes, url: URL) -> Plan:
     jobs = expand(grid, changes)
     if url.get_backend_name() == "sqlite" and not Path(url.database or "").exists():
         return Plan(grid, jobs, {}, pd.DataFrame())
-    engine = open_database(url, create=False)
+    try:
+        engine = open_database(url, create=False)
+    except EmptyDatabaseError:
+        return Plan(grid, jobs, {}, pd.DataFrame())
     status = {job.key: job.status for job in queue.listing(engine)}
     return Plan(grid, jobs, status, queries.finished_runs(engine))
 
 
-def run(planned: Plan, url: URL, slots: list[Slot], data_root: Path, console: Console) -> int:
-    """Work through a plan. Returns the exit code: 0 all done, 1 a job failed, 130 stopped by the user."""
-    from fedbench.simulation import check_jobs
-    from fedbench.workers.display import Display
-    from fedbench.workers.local import run_sweep
+@dataclass(frozen=True)
+class Wishes:
+    """How to run a plan: jobs of which priority, for how many seconds each, and whether the first failure ends it."""
 
-    check_jobs(planned.todo, data_root)
+    priority: int = 0
+    timeout: float | None = None
+    fail_fast: bool = False
+
+
+def seconds_in(duration: str) -> float:
+    """`90`, `90s`, `30m`, `2h`, `1h30m` or `1d` as seconds; raises FedbenchError for anything else, and for none."""
+    number = r"(\d+(?:\.\d+)?)"
+    parts = re.fullmatch(rf"(?:{number}d)?(?:{number}h)?(?:{number}m)?(?:{number}s?)?", duration.strip().lower())
+    amounts = [float(amount or 0) for amount in parts.groups()] if parts else [0.0] * 4
+    seconds = sum(amount * unit for amount, unit in zip(amounts, (86400, 3600, 60, 1), strict=True))
+    if not seconds:
+        raise FedbenchError(f"{duration!r} is not a length of time.", "Write it like 90s, 30m, 2h or 1h30m.")
+    return seconds
+
+
+class Crew(Protocol):
+    """Who runs the jobs: this machine's workers, or a cluster."""
+
+    @property
+    def size(self) -> int:
+        """How many jobs run at the same time."""
+
+    def check(self, jobs: list[JobSpec]) -> None:
+        """Raises FedbenchError for a job that cannot run."""
+
+    def run_sweep(
+        self, engine: Engine, url: URL, sweep: int | None, display: Display, *, fail_fast: bool
+    ) -> Literal["finished", "interrupted", "failed"]:
+        """Works until every job of the sweep has ended, or it is stopped."""
+
+
+@dataclass(frozen=True)
+class ThisMachine:
+    """A worker process per slot."""
+
+    slots: list[Slot]
+    data_root: Path
+
+    @property
+    def size(self) -> int:
+        return len(self.slots)
+
+    def check(self, jobs: list[JobSpec]) -> None:
+        from fedbench.simulation import check_jobs
+
+        check_jobs(jobs, self.data_root)
+
+    def run_sweep(
+        self, engine: Engine, url: URL, sweep: int | None, display: Display, *, fail_fast: bool = False
+    ) -> Literal["finished", "interrupted", "failed"]:
+        from fedbench.workers.local import run_sweep
+
+        return run_sweep(engine, url, sweep, self.slots, self.data_root, display, fail_fast=fail_fast)
+
+
+def run(planned: Plan, url: URL, crew: Crew, console: Console, wishes: Wishes = Wishes()) -> int:
+    """Work through a plan. Returns the exit code: 0 all done, 1 a job failed, 130 stopped by the user."""
+    from fedbench.workers.display import Display
+
+    crew.check(planned.todo)
     engine = open_database(url, create=True)
     name = planned.grid.name
-    sweep = queue.enqueue(engine, name, planned.grid.model_dump(mode="json"), planned.jobs)
-    console.print(planned.summary(len(slots)))
+    sweep = queue.enqueue(
+        engine, name, planned.grid.model_dump(mode="json"), planned.jobs, wishes.priority, wishes.timeout
+    )
+    console.print(planned.summary(crew.size))
     if planned.todo:
         waiting = queue.listing(engine, ("pending", "running"), sweep)
         rounds = sum(job.spec.protocol.rounds - job.last_round for job in waiting)
         with Display(console, len(planned.todo), rounds) as display:
-            finished = run_sweep(engine, url, sweep, slots, data_root, display)
-        if not finished:
+            ended = crew.run_sweep(engine, url, sweep, display, fail_fast=wishes.fail_fast)
+        if ended == "interrupted":
             console.print("stopped; nothing is lost. Run the same command to go on.")
             return INTERRUPTED
     return _verdict(engine, url, name, sweep, console, worked=bool(planned.todo))
@@ -110,6 +177,8 @@ def _verdict(engine: Engine, url: URL, name: str, sweep: int, console: Console, 
     if failed:
         console.print(f"Why: fedbench queue show {failed[0].key[:10]}")
         console.print("Again: fedbench queue retry, then the same command.")
+        if counts.get("pending"):
+            console.print(f"{counts['pending']} job(s) still wait: the same command goes on with them.")
         return 1
     ended = ", ".join(f"{n} {status}" for status, n in counts.items())
     word = "finished" if worked else "nothing to do"
@@ -129,7 +198,6 @@ def _reason(error: str) -> str:
 def work(url: URL, slots: list[Slot], data_root: Path, console: Console) -> int:
     """Join the queue of a database: run whatever waits there. Returns the exit code."""
     from fedbench.workers.display import Display
-    from fedbench.workers.local import run_sweep
 
     engine = open_database(url, create=False)
     queue.reap(engine)
@@ -139,8 +207,8 @@ def work(url: URL, slots: list[Slot], data_root: Path, console: Console) -> int:
         return 0
     before = queue.counts(engine).get("failed", 0)
     with Display(console, len(waiting), sum(job.spec.protocol.rounds - job.last_round for job in waiting)) as display:
-        finished = run_sweep(engine, url, None, slots, data_root, display)
-    if not finished:
+        ended = ThisMachine(slots, data_root).run_sweep(engine, url, None, display)
+    if ended == "interrupted":
         return INTERRUPTED
     return 1 if queue.counts(engine).get("failed", 0) > before else 0
 

@@ -1,14 +1,24 @@
-"""Fixtures of all tests: an in-memory recorder, jobs on digits, and plugins that exist for the length of a test."""
+"""Fixtures of all tests: an in-memory recorder, jobs on digits, plugins for one test, a PostgreSQL server."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from sqlalchemy import URL, create_engine, text
 
 from fedbench.algorithm import Algorithm, Ctx, State, methods
 from fedbench.dataset import Arrays, Dataset, datasets
@@ -172,3 +182,81 @@ def regression() -> dict[str, Any]:
     """Settings of a job on two quadratic clients, all samples in every batch."""
     task = {"dataset": "quadratics", "clients": 2, "partition": "natural", "test_fraction": 0, "min_size": 2}
     return task | {"model": "linear", "normalize": "none", "headline": "rmse", "eval_every": 1}
+
+
+class PostgresServer:
+    """Makes databases on a PostgreSQL server that listens on this port, as the user `fedbench`."""
+
+    password = "open-sesame-4711"
+
+    def __init__(self, port: int) -> None:
+        self._names = (f"test_{number}" for number in count())
+        self.admin = URL.create("postgresql+psycopg", "fedbench", self.password, "127.0.0.1", port, "postgres")
+
+    def new_database(self) -> URL:
+        """An empty database."""
+        name = next(self._names)
+        engine = create_engine(self.admin, isolation_level="AUTOCOMMIT")
+        with engine.connect() as connection:
+            connection.execute(text(f"CREATE DATABASE {name}"))
+        engine.dispose()
+        return self.admin.set(database=name)
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """A server of the tests' own; where there is none to start, the tests that need it are skipped."""
+    pytest.importorskip("psycopg", reason="psycopg is not installed")
+    programs = _postgres_programs()
+    user = _user_for_postgres()
+    folder = Path(tempfile.mkdtemp(prefix="fedbench-postgres-"))  # not pytest's, into which only this user may look
+    rights: dict[str, Any] = {"cwd": folder}
+    if user is not None:
+        shutil.chown(folder, user)
+        rights |= {"user": user, "extra_groups": []}
+    try:
+        password, log, data = folder / "password", folder / "log", folder / "data"
+        password.write_text(PostgresServer.password)
+        password.chmod(0o644)
+        make = [programs / "initdb", "-D", data, "-U", "fedbench", "--auth=scram-sha-256", f"--pwfile={password}"]
+        subprocess.run([*make, "-E", "UTF8", "--no-locale", "--no-sync"], check=True, capture_output=True, **rights)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
+        settings = {"listen_addresses": "127.0.0.1", "port": port, "unix_socket_directories": folder, "fsync": "off"}
+        options = [f"--{name}={value}" for name, value in settings.items()]
+        with log.open("wb") as output:
+            server = subprocess.Popen([programs / "postgres", "-D", data, *options], stderr=output, **rights)
+        try:
+            deadline = time.monotonic() + 60
+            while "ready to accept connections" not in log.read_text():
+                assert server.poll() is None, log.read_text()
+                assert time.monotonic() < deadline, log.read_text()
+                time.sleep(0.05)
+            yield PostgresServer(port)
+        finally:
+            server.send_signal(signal.SIGQUIT)  # at once: nobody will read its files again
+            server.wait()
+    finally:
+        shutil.rmtree(folder)
+
+
+def _postgres_programs() -> Path:
+    """Where `initdb` and `postgres` are: on the path, or where Debian keeps them."""
+    on_path = [Path(folder) for folder in os.get_exec_path()]
+    folders = [*sorted(Path("/usr/lib/postgresql").glob("*/bin")), *on_path[::-1]]
+    present = [folder for folder in folders if (folder / "initdb").exists() and (folder / "postgres").exists()]
+    if not present:
+        pytest.skip("there is no PostgreSQL server on this machine")
+    return present[-1]
+
+
+def _user_for_postgres() -> str | None:
+    """PostgreSQL refuses to run as root."""
+    if os.geteuid() != 0:
+        return None
+    known = {line.split(":")[0] for line in Path("/etc/passwd").read_text().splitlines()}
+    users = [user for user in ("postgres", "nobody") if user in known]
+    if not users:
+        pytest.skip("PostgreSQL does not run as root, and there is no other user")
+    return users[0]

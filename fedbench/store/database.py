@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from sqlalchemy import Engine, create_engine, event, inspect, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, inspect, make_url, text
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError, OperationalError, SQLAlchemyError
 
 from fedbench.errors import FedbenchError
 
-SCHEMA = "0001"
+SCHEMA = "0002"
 """The revision that this fedbench reads and writes: the newest in `migrations/versions`."""
 DEFAULT_DB = "results/fedbench.sqlite"
 BUSY_SECONDS = 60
@@ -22,6 +23,10 @@ BUSY_SECONDS = 60
 
 class OlderSchemaError(FedbenchError):
     """The database must be upgraded before this fedbench can use it."""
+
+
+class EmptyDatabaseError(FedbenchError):
+    """There is a database, but no fedbench has used it yet."""
 
 
 def database_url(given: str | None = None) -> URL:
@@ -43,8 +48,18 @@ def results_folder(url: URL) -> Path:
 
 
 def open_database(url: URL, *, create: bool) -> Engine:
-    """An engine on a database of the current schema. Raises FedbenchError when there is none or it is another's."""
+    """An engine on a database of the current schema. Raises FedbenchError when there is none or it is another's.
+
+    A folder that `fedbench db export` wrote is as good as a database, to read it.
+    """
     if url.get_backend_name() == "sqlite":
+        if os.path.isdir(url.database or ""):
+            from fedbench.store import export
+
+            if export.is_export(Path(url.database or "")):
+                if create:
+                    raise _only_read(str(url.database))
+                return export.open_export(Path(url.database or ""))
         _prepare_file(url, create)
     with clear_errors(url):
         engine = _engine(url)
@@ -55,36 +70,50 @@ def open_database(url: URL, *, create: bool) -> Engine:
             if tables and "alembic_version" not in tables:
                 raise FedbenchError(f"{shown(url)} is a database, but not fedbench's.", "Choose another with --db.")
             if not create:
-                raise FedbenchError(f"{shown(url)} holds no results yet.", "Run a grid: fedbench run --grid quickstart")
+                hint = "Run a grid: fedbench run --grid quickstart"
+                raise EmptyDatabaseError(f"{shown(url)} holds no results yet.", hint)
             _use_wal(engine)
             migrate(engine)
         elif found == SCHEMA:
             _use_wal(engine)
         elif found not in known_revisions():
-            raise FedbenchError(
-                f"{shown(url)} was written by a newer fedbench (schema {found}, this one knows {SCHEMA}).",
-                "Upgrade fedbench, or choose another database with --db.",
-            )
+            raise newer_schema(shown(url), found)
         else:
             raise OlderSchemaError(f"{shown(url)} has the older schema {found}.", "Run: fedbench db upgrade")
     return engine
 
 
 def writing(engine: Engine) -> Engine:
-    """The same database, with transactions that take the write lock when they begin."""
+    """The same database, with transactions that take the write lock when they begin.
+
+    Whoever changes a database comes here: an export is refused.
+    """
+    if (folder := engine.get_execution_options().get("export")) is not None:
+        raise _only_read(folder)
     return engine.execution_options(write=True)
 
 
-def migrate(engine: Engine) -> None:
-    """Bring a database to the current schema, from nothing or from an older one; whole or not at all."""
+def one_at_a_time(connection: Connection) -> None:
+    """Of the processes that come here in a writing transaction, all but one wait until it ends.
+
+    SQLite lets only one write anyway; on a server two that touch the same rows in another order would block.
+    """
+    if connection.dialect.name == "postgresql":
+        connection.execute(text("SELECT pg_advisory_xact_lock(7236021)"))
+
+
+def migrate(engine: Engine, revision: str = "head") -> None:
+    """Bring a database to the current schema, from nothing or from an older one; whole or not at all.
+
+    Another revision than the current one is for a copy of what an older fedbench wrote.
+    """
     from alembic import command  # slow to import, and only needed here
 
     with writing(engine).begin() as connection:
-        if engine.dialect.name == "postgresql":  # of two processes that start at once, the second waits
-            connection.execute(text("SELECT pg_advisory_xact_lock(7236021)"))
+        one_at_a_time(connection)
         config = _alembic_config()
         config.attributes["connection"] = connection
-        command.upgrade(config, "head")
+        command.upgrade(config, revision)
 
 
 def upgrade(url: URL) -> None:
@@ -103,11 +132,20 @@ def known_revisions() -> list[str]:
     return [script.revision for script in ScriptDirectory.from_config(_alembic_config()).walk_revisions()]
 
 
+def newer_schema(where: str, found: str) -> FedbenchError:
+    """Why a database or an export cannot be read."""
+    return FedbenchError(
+        f"{where} was written by a newer fedbench (schema {found}, this one knows {SCHEMA}).",
+        "Upgrade fedbench, or choose another database with --db.",
+    )
+
+
 def shown(url: URL) -> str:
     """The database's name for messages; never its password."""
     if url.get_backend_name() == "sqlite":
         return str(url.database)
-    return url.difference_update_query(["password"]).render_as_string(hide_password=True)
+    secret = [name for name in url.query if "pass" in name]  # password, sslpassword
+    return url.difference_update_query(secret).render_as_string(hide_password=True)
 
 
 @contextmanager
@@ -115,20 +153,31 @@ def clear_errors(url: URL) -> Iterator[None]:
     """Database troubles as one message that says which database and what to do."""
     try:
         yield
-    except NoSuchModuleError:
-        raise FedbenchError(f"no driver for {shown(url)}.", "Install one: pip install 'fedbench[postgres]'") from None
     except ModuleNotFoundError as error:
         raise FedbenchError(
             f"the driver {error.name} for {shown(url)} is not installed.", "Run: pip install 'fedbench[postgres]'"
         ) from None
-    except DBAPIError as error:
-        raise FedbenchError(f"{shown(url)}: {str(error.orig).strip()}.", _hint(error)) from None
+    except UnicodeDecodeError:  # sqlite3 cannot read its own complaint about a damaged schema
+        raise FedbenchError(f"{shown(url)} is damaged.", "Choose another with --db, or restore a backup.") from None
     except SQLAlchemyError as error:
-        raise FedbenchError(f"{shown(url)}: {error}") from None
+        raise explained(error, shown(url)) from None
+
+
+def explained(error: SQLAlchemyError, where: str) -> FedbenchError:
+    """The trouble as a message, with the way out. Statements and their values are left out: they may hold anything."""
+    if isinstance(error, NoSuchModuleError):
+        return FedbenchError(f"no driver for {where}.", "Install one: pip install 'fedbench[postgres]'")
+    if isinstance(error, DBAPIError):
+        return FedbenchError(f"{where}: {' '.join(str(error.orig).split())}.", _hint(error))
+    return FedbenchError(f"{where}: {error}")
 
 
 def _hint(error: DBAPIError) -> str:
     problem = str(error.orig)
+    if "password" in problem or "authentication" in problem:
+        return "Check user and password in --db or FEDBENCH_DB."
+    if 'database "' in problem and "does not exist" in problem:
+        return "Create it on the server (createdb), or choose another with --db."
     if "locked" in problem:
         return "Another program is writing to it. Wait for it to end, then run the same command again."
     if "not a database" in problem or "malformed" in problem:
@@ -138,6 +187,12 @@ def _hint(error: DBAPIError) -> str:
     if "full" in problem:
         return "Make room on the disk, then run the same command again: it goes on where it stopped."
     return "Check that the database is reachable." if isinstance(error, OperationalError) else ""
+
+
+def _only_read(folder: str) -> FedbenchError:
+    return FedbenchError(
+        f"{folder} is an export, which is only read.", f"Make a database of it first: fedbench db merge {folder}"
+    )
 
 
 def _prepare_file(url: URL, create: bool) -> None:
@@ -167,7 +222,7 @@ def _prepare_file(url: URL, create: bool) -> None:
 def _engine(url: URL) -> Engine:
     if url.get_backend_name() != "sqlite":
         return create_engine(url, pool_pre_ping=True)
-    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS})
+    engine = create_engine(url, connect_args={"timeout": BUSY_SECONDS}, json_deserializer=_from_json)
 
     @event.listens_for(engine, "connect")
     def _configure(connection: Any, _record: Any) -> None:
@@ -181,6 +236,17 @@ def _engine(url: URL) -> Engine:
         connection.exec_driver_sql("BEGIN IMMEDIATE" if connection.get_execution_options().get("write") else "BEGIN")
 
     return engine
+
+
+def _from_json(text: str) -> Any:
+    """Raises FedbenchError for what is none: SQLite has no checksums, and hands out what a damaged file holds."""
+    try:
+        return json.loads(text)
+    except (TypeError, ValueError):
+        raise FedbenchError(
+            "the database holds settings that cannot be read: it is damaged.",
+            "Choose another with --db, or restore a backup.",
+        ) from None
 
 
 def _use_wal(engine: Engine) -> None:

@@ -39,9 +39,25 @@ class Job(Base):
     status: Mapped[str] = mapped_column(String(16), default="pending")
     priority: Mapped[int] = mapped_column(default=0)
     attempts: Mapped[int] = mapped_column(default=0)
+    """How often it was begun since it last got further than ever before."""
+    furthest: Mapped[int] = mapped_column(default=0, server_default="0")
+    """The last round that any attempt has recorded."""
+    timeout: Mapped[float | None] = mapped_column(Float)
+    """Seconds that one attempt may take."""
+    stop: Mapped[str | None] = mapped_column(String(16))
+    """What the worker that has it is asked for: `cancel`."""
     worker: Mapped[str | None] = mapped_column(String(200))
     lease_until: Mapped[float | None] = mapped_column(Float)
-    __table_args__ = (Index(None, "status", "priority", "id"),)
+    # in the order of claims, so that the next job is the first entry; else every claim sorts all that wait
+    __table_args__ = (Index("ix_job_status_priority_id", "status", priority.desc(), "id"),)
+
+
+class Setting(Base):
+    """What holds for the queue as a whole, on every machine: there is a row `paused` while nothing may run."""
+
+    __tablename__ = "setting"
+    name: Mapped[str] = mapped_column(String(50), primary_key=True)
+    value: Mapped[str] = mapped_column(String(200))
 
 
 class SweepJob(Base):

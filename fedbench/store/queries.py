@@ -8,7 +8,7 @@ import pandas as pd
 from sqlalchemy import Engine, select
 
 from fedbench.errors import FedbenchError, did_you_mean
-from fedbench.job import JobSpec
+from fedbench.job import stored_job
 from fedbench.queue import FINISHED, sweep_ids
 from fedbench.store.models import Cost, Evaluation, Histogram, Job, Metric, Run, SweepJob
 
@@ -35,12 +35,12 @@ def finished_runs(engine: Engine, sweep: str | None = None) -> pd.DataFrame:
         )
         .join(Job, Job.id == Run.job_id)
         .where(Run.status.in_(FINISHED), Job.status.in_(FINISHED))
-        .order_by(Run.id)
+        .order_by(Run.started, Run.id)  # a merged run has a new id, but may be the older one
     )
     if sweep is not None:
         query = query.join(SweepJob, SweepJob.job_id == Job.id).where(SweepJob.sweep_id == _sweep_id(engine, sweep))
     frame = _read(engine, query).drop_duplicates("key", keep="last").reset_index(drop=True)
-    specs = [JobSpec.model_validate(spec) for spec in frame["spec"]]
+    specs = [stored_job(spec) for spec in frame["spec"]]
     settings = pd.DataFrame([spec.settings for spec in specs], index=frame.index)
     return pd.concat([frame.assign(spec=specs), settings], axis=1)
 
@@ -90,6 +90,30 @@ def reliability(engine: Engine, runs: list[int]) -> pd.DataFrame:
         )
         .join(Histogram, Histogram.evaluation_id == Evaluation.id)
         .where(Histogram.kind == "reliability", Histogram.client.is_(None), Evaluation.stage.in_(("best", "final")))
+    )
+    return _read(engine, query, Evaluation.run_id, runs)
+
+
+def histograms(engine: Engine, runs: list[int]) -> pd.DataFrame:
+    """All bins of these runs: run, stage, round, step, view, split, predict, client, kind, bin and its sums."""
+    query = (
+        select(
+            Evaluation.run_id.label("run"),
+            Evaluation.stage,
+            Evaluation.round,
+            Evaluation.step,
+            Evaluation.view,
+            Evaluation.split,
+            Evaluation.predict,
+            Histogram.client,
+            Histogram.kind,
+            Histogram.bin,
+            Histogram.count,
+            Histogram.confidence,
+            Histogram.correct,
+        )
+        .join(Histogram, Histogram.evaluation_id == Evaluation.id)
+        .order_by(Evaluation.id, Histogram.id)
     )
     return _read(engine, query, Evaluation.run_id, runs)
 

@@ -6,16 +6,36 @@ import platform
 import socket
 import subprocess
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
 
 from sqlalchemy import Connection, Engine, delete, insert, select, update
 
+import fedbench
 from fedbench import queue
 from fedbench.records import RoundRecord
 from fedbench.store.database import writing
 from fedbench.store.models import Cost, Evaluation, Histogram, Metric, Run
+
+
+@dataclass(frozen=True)
+class Conditions:
+    """What decides the last bits of a run, beyond its job: it goes on under the conditions under which it began."""
+
+    threads: int = 1
+    deterministic: bool = False
+
+
+@dataclass(frozen=True)
+class Origin:
+    """The machine that a run began on."""
+
+    host: str
+    versions: dict[str, str]
 
 
 class DatabaseRecorder:
@@ -25,25 +45,31 @@ class DatabaseRecorder:
         self._engine = writing(engine)
         self._job = job_id
         self._worker = worker
+        self.order: queue.Order | None = None
+        """What the queue asked for at the last write."""
+        self.origin: Origin | None = None
+        """Where the job runs; None is here."""
         self._run: int | None = None
         self._last = 0
         self._seconds_before = 0.0
         self._started = time.monotonic()
-        self._threads = 1
+        self._conditions = Conditions()
 
-    def threads(self, wanted: int) -> int:
-        """The number of threads to use: that of the unfinished run if there is one: it decides the last bits."""
+    def conditions(self, wanted: Conditions) -> Conditions:
+        """The conditions to run under: those of the unfinished run if there is one, else those wanted."""
         with self._engine.begin() as connection:
             versions = connection.execute(
                 select(Run.versions)
                 .where(Run.job_id == self._job, Run.status.in_(queue.UNFINISHED))
                 .order_by(Run.id.desc())
             ).scalar()
-        self._threads = int(versions.get("threads", wanted)) if versions else wanted
-        return self._threads
+        kept = {name: (versions or {}).get(name, value) for name, value in asdict(wanted).items()}
+        self._conditions = Conditions(**kept)
+        return self._conditions
 
     def start(self, *, rounds: int, split_hash: str, device: str) -> None:
         """Go on with the job's unfinished run, or begin a new one."""
+        origin = self.origin or here()
         with self._transaction() as connection:
             row = connection.execute(
                 select(Run.id, Run.last_round, Run.seconds)
@@ -52,7 +78,7 @@ class DatabaseRecorder:
             ).first()
             if row is not None:
                 self._run, self._last, self._seconds_before = row.id, row.last_round, row.seconds or 0.0
-                connection.execute(update(Run).where(Run.id == row.id).values(status="running"))
+                connection.execute(update(Run).where(Run.id == row.id).values(status="running", error=None))
                 return
             self._run = connection.execute(
                 insert(Run)
@@ -60,15 +86,20 @@ class DatabaseRecorder:
                     job_id=self._job,
                     status="running",
                     device=device,
-                    host=socket.gethostname(),
+                    host=origin.host,
                     commit=_commit(),
-                    versions={**_versions(), "threads": self._threads},
+                    versions={**origin.versions, **asdict(self._conditions)},
                     split_hash=split_hash,
                     started=queue.now(connection),
                     last_round=0,
                 )
                 .returning(Run.id)
             ).scalar_one()
+
+    def renew(self) -> None:
+        """Keep the job while there is nothing to write."""
+        with self._transaction():
+            pass
 
     def last_round(self) -> int:
         return self._last
@@ -82,7 +113,7 @@ class DatabaseRecorder:
         self._last = round_
 
     def record(self, record: RoundRecord) -> None:
-        with self._transaction() as connection:
+        with self._transaction(reached=record.round) as connection:
             for item in record.evaluations:
                 evaluation = connection.execute(
                     insert(Evaluation)
@@ -133,14 +164,20 @@ class DatabaseRecorder:
             connection.execute(update(Run).where(Run.id == self._run).values(status=outcome, seconds=self._seconds()))
             queue.release(connection, self._job, self._worker, "pending" if outcome == "interrupted" else outcome)
 
+    def set_aside(self, status: str, reason: str | None = None) -> None:
+        """Take the job out of the queue, cancelled or failed; a retry goes on with this run from its checkpoint."""
+        with self._transaction() as connection:
+            values = {"status": "interrupted", "error": reason, "seconds": self._seconds()}
+            connection.execute(update(Run).where(Run.id == self._run).values(**values))
+            queue.release(connection, self._job, self._worker, status)
+
     def fail(self, error: str) -> None:
         """Close the run with its traceback; the job is not tried again until someone asks."""
+        error = error.replace("\0", "")  # which PostgreSQL does not take
         with self._transaction() as connection:
             if self._run is None:  # it failed before it began: keep the reason all the same
-                values = {"job_id": self._job, "status": "failed", "device": "", "host": socket.gethostname()}
-                connection.execute(
-                    insert(Run).values(**values, versions=_versions(), started=queue.now(connection), error=error)
-                )
+                values = {"job_id": self._job, "status": "failed", "device": "", **asdict(self.origin or here())}
+                connection.execute(insert(Run).values(**values, started=queue.now(connection), error=error))
             else:
                 connection.execute(update(Run).where(Run.id == self._run).values(status="failed", error=error))
             queue.release(connection, self._job, self._worker, "failed")
@@ -148,29 +185,13 @@ class DatabaseRecorder:
     def _seconds(self) -> float:
         return self._seconds_before + time.monotonic() - self._started
 
-    def _transaction(self) -> _Owned:
-        return _Owned(self._engine, self._job, self._worker)
-
-
-class _Owned:
-    """A write transaction that stands only if the worker still holds the job."""
-
-    def __init__(self, engine: Engine, job_id: int, worker: str) -> None:
-        self._begin = engine.begin()
-        self._job = job_id
-        self._worker = worker
-
-    def __enter__(self) -> Connection:
-        connection = self._begin.__enter__()
-        try:
-            queue.renew(connection, self._job, self._worker)
-        except BaseException as error:
-            self._begin.__exit__(type(error), error, error.__traceback__)
-            raise
-        return connection
-
-    def __exit__(self, *error: object) -> None:
-        self._begin.__exit__(*error)  # type: ignore[arg-type]
+    @contextmanager
+    def _transaction(self, reached: int = 0) -> Iterator[Connection]:
+        """A write transaction that stands only if the worker still holds the job."""
+        with self._engine.begin() as connection:
+            order = queue.renew(connection, self._job, self._worker, reached)
+            yield connection
+        self.order = order
 
 
 @cache
@@ -187,6 +208,9 @@ def _commit() -> str | None:
 
 
 @cache
-def _versions() -> dict[str, str]:
-    names = ("fedbench", "torch", "torchvision", "numpy")
-    return {"python": platform.python_version(), **{name: metadata.version(name) for name in names}}
+def here() -> Origin:
+    """This machine."""
+    versions = {name: metadata.version(name) for name in ("torch", "torchvision", "numpy")}
+    return Origin(
+        socket.gethostname(), {"python": platform.python_version(), "fedbench": fedbench.__version__, **versions}
+    )

@@ -8,7 +8,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextC
 from fedbench.workers.process import Claimed, Ended, Event, RoundDone
 from fedbench.workers.slots import Slot
 
-_STYLES = {"done": "green", "diverged": "yellow", "failed": "red", "interrupted": "yellow", "lost": "yellow"}
+_STYLES = {"done": "green", "failed": "red"} | dict.fromkeys(("diverged", "interrupted", "cancelled", "lost"), "yellow")
 
 
 class Display:
@@ -22,7 +22,7 @@ class Display:
         self._accuracy: dict[str, dict[str, float]] = {}
         self._round: dict[str, int] = {}
         self._lines: dict[int, TaskID] = {}
-        self._said_waiting = False
+        self._said_waiting = self._said_paused = self._said_no_node = False
         self._progress: Progress | None = None
         if console.is_terminal:
             self._progress = Progress(
@@ -79,9 +79,27 @@ class Display:
             self._said_waiting = True
             self._say(f"waiting for {running} job(s) that another fedbench is running ...")
 
+    def paused(self) -> None:
+        """Said once per pause."""
+        if not self._said_paused:
+            self._said_paused = True
+            self._say("the queue is paused; waiting for `fedbench queue resume` (Ctrl-C leaves) ...", "yellow")
+
+    def no_node(self) -> None:
+        """Said once, until there is one."""
+        if not self._said_no_node:
+            self._said_no_node = True
+            self._say("no node of the cluster has a place for a job; waiting for one (Ctrl-C leaves) ...", "yellow")
+
+    def working(self) -> None:
+        self._said_paused = self._said_no_node = False
+
     def died(self, slot: Slot, exitcode: int) -> None:
         how = f"signal {-exitcode}" if exitcode < 0 else f"exit code {exitcode}"
         self._say(f"a worker on {slot.name} died ({how}); its job goes on from its last checkpoint", "yellow")
+
+    def lost(self, place: str, reason: str) -> None:
+        self._say(f"{place} was lost ({reason}); its job goes on from its last checkpoint", "yellow")
 
     def _end(self, event: Ended) -> None:
         if event.outcome not in ("interrupted", "lost"):

@@ -6,12 +6,12 @@ import multiprocessing as mp
 import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sqlalchemy import Engine
 from sqlalchemy.engine import URL
@@ -19,10 +19,15 @@ from sqlalchemy.engine import URL
 from fedbench import queue
 from fedbench.errors import FedbenchError
 from fedbench.workers.display import Display
-from fedbench.workers.process import Claimed, Trouble, checkpoint_seconds, memory_budget, worker_main
+from fedbench.workers.process import ABANDONED, Claimed, Ended, Trouble, checkpoint_seconds, memory_budget, worker_main
 from fedbench.workers.slots import Slot
 
 POLL_SECONDS = 0.2
+WAIT_SECONDS = 1.0
+"""Between two looks at a queue that is paused, or whose last jobs another process has."""
+
+MAX_STILLBORN = 3
+"""Workers in a row that die before they begin a job: one may be killed by chance, so many show that none can begin."""
 
 
 class _Worker:
@@ -46,26 +51,46 @@ class _Worker:
 
 
 def run_sweep(
-    engine: Engine, url: URL, sweep: int | None, slots: list[Slot], data_root: Path, display: Display
-) -> bool:
-    """Work until every job of the sweep (None: of the database) has ended. Returns False if it was stopped before.
+    engine: Engine,
+    url: URL,
+    sweep: int | None,
+    slots: list[Slot],
+    data_root: Path,
+    display: Display,
+    *,
+    fail_fast: bool = False,
+) -> Literal["finished", "interrupted", "failed"]:
+    """Work until every job of the sweep (None: of the database) has ended, or it is stopped.
 
+    With `fail_fast` the first job that fails stops the others after their round. While the queue is paused it waits.
     Raises FedbenchError when the workers cannot go on.
     """
     checkpoint_seconds(), memory_budget()  # a wrong environment shows here, not in every worker
-    with _interrupts() as interrupts:
+    failed_before = queue.counts(engine, sweep).get("failed", 0)
+
+    def must_stop() -> bool:
+        return fail_fast and queue.counts(engine, sweep).get("failed", 0) > failed_before
+
+    with interrupts_noted() as interrupts:
         queue.reap(engine)
         while not interrupts:
             counts = queue.counts(engine, sweep)
-            if counts.get("pending"):
-                _run_workers(engine, url, sweep, slots[: counts["pending"]], data_root, display, interrupts)
+            if must_stop():
+                return "failed"
+            if counts.get("pending") and queue.is_paused(engine):
+                display.paused()
+            elif counts.get("pending"):
+                display.working()
+                generation = slots[: counts["pending"]]
+                _run_workers(engine, url, sweep, generation, data_root, display, interrupts, must_stop)
+                continue
             elif counts.get("running"):  # another `fedbench run` has them: wait for it, or for its death
                 display.waiting(counts["running"])
-                time.sleep(1.0)
-                queue.reap(engine)
             else:
-                return True
-    return False
+                return "finished"
+            time.sleep(WAIT_SECONDS)
+            queue.reap(engine)
+    return "interrupted"
 
 
 def _run_workers(
@@ -76,11 +101,13 @@ def _run_workers(
     data_root: Path,
     display: Display,
     interrupts: list[int],
+    must_stop: Callable[[], bool],
 ) -> None:
-    """One generation of workers: until none of them has work, all were stopped, or one met trouble."""
+    """One generation of workers: until none of them has work, all were stopped, one met trouble, or one failed fast."""
     workers: dict[Connection, _Worker] = {}
     trouble: Trouble | None = None
-    stopped = False
+    enough = stopped = False
+    stillborn = 0
 
     def start(slot: Slot) -> None:
         worker = _Worker(slot, url, sweep, data_root)
@@ -90,7 +117,7 @@ def _run_workers(
         start(slot)
     try:
         while workers:
-            if (interrupts or trouble) and not stopped:
+            if (interrupts or trouble or enough) and not stopped:
                 stopped = True
                 for worker in workers.values():
                     worker.stop()
@@ -107,20 +134,25 @@ def _run_workers(
                     del workers[connection]
                     worker.process.join()
                     if worker.process.exitcode and not stopped:
-                        if not worker.began:
+                        stillborn += not worker.began
+                        if stillborn == MAX_STILLBORN:
                             trouble = Trouble(
                                 "workers die before they begin.", "See the messages above; fedbench doctor"
                             )
                             continue
-                        display.died(worker.slot, worker.process.exitcode)
+                        if worker.process.exitcode != ABANDONED:
+                            display.died(worker.slot, worker.process.exitcode)
                         queue.reap(engine)
-                        if queue.counts(engine, sweep).get("pending"):
+                        enough = must_stop()
+                        if not enough and queue.counts(engine, sweep).get("pending"):
                             start(worker.slot)
                     continue
-                worker.began = worker.began or isinstance(event, Claimed)
+                if isinstance(event, Claimed):
+                    worker.began, stillborn = True, 0
                 if isinstance(event, Trouble):
                     trouble = event
                 else:
+                    enough = enough or (isinstance(event, Ended) and event.outcome == "failed" and must_stop())
                     display.show(worker.process.pid or 0, worker.slot, event)
             display.refresh()
     finally:
@@ -133,7 +165,7 @@ def _run_workers(
 
 
 @contextmanager
-def _interrupts() -> Iterator[list[int]]:
+def interrupts_noted() -> Iterator[list[int]]:
     """Collects SIGINT and SIGTERM instead of dying of them."""
     received: list[int] = []
 

@@ -94,10 +94,10 @@ def test_help_names_every_command(fedbench):
 
 def test_a_grid_runs_to_its_results(finished):
     assert finished.run.returncode == 0, finished.run.stderr
-    assert finished.sql("SELECT job.status, run.status, last_round FROM job JOIN run ON job_id = job.id")[:2] == [
-        ("done", "done", 3),
-        ("done", "done", 3),
-    ]
+    ended = finished.sql(
+        "SELECT job.status, run.status, last_round FROM job JOIN run ON job_id = job.id ORDER BY job.id"
+    )
+    assert ended[:2] == [("done", "done", 3), ("done", "done", 3)]
 
 
 def test_a_job_that_diverges_is_a_result_and_no_failure(finished):

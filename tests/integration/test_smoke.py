@@ -1,6 +1,7 @@
 """Every shipped grid's smoke twin, from the grid to its table: all that a grid names works together.
 
-The workers' loop runs in this process, because starting Python and torch anew for every grid would take most of the time.
+The workers' loop runs in this process, because starting Python and torch anew for every grid
+would take most of the time.
 """
 
 import pytest

@@ -1,15 +1,38 @@
 """Fixtures of all unit tests that need a database: a fresh one, and plain SQL to look at it."""
 
 import pytest
-from sqlalchemy import text
+from sqlalchemy import create_engine, text
 
 from fedbench.store.database import database_url, open_database, writing
+from fedbench.store.models import Base
 
 
 @pytest.fixture
-def url(tmp_path):
-    """Where a database may be made."""
-    return database_url(str(tmp_path / "results" / "fedbench.sqlite"))
+def backend():
+    """The kind of database; a folder or file of tests that run on both gives this fixture parameters."""
+    return "sqlite"
+
+
+@pytest.fixture(scope="session")
+def on_postgres(postgres):
+    """A database on the server with fedbench's tables; emptying them is quicker than making them for every test."""
+    url = postgres.new_database()
+    open_database(url, create=True).dispose()
+    return url
+
+
+@pytest.fixture
+def url(backend, tmp_path, request, monkeypatch):
+    """Where a database may be made; on a server it is there, and empty."""
+    if backend == "sqlite":
+        return database_url(str(tmp_path / "results" / "fedbench.sqlite"))
+    monkeypatch.chdir(tmp_path)  # where files that belong to the database go
+    url = request.getfixturevalue("on_postgres")
+    engine = create_engine(url)
+    with engine.begin() as connection:
+        connection.execute(text(f"TRUNCATE {', '.join(Base.metadata.tables)} RESTART IDENTITY"))
+    engine.dispose()
+    return url
 
 
 @pytest.fixture

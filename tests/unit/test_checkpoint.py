@@ -1,6 +1,7 @@
 """Checkpoints: atomic, verified on load, the newest two kept."""
 
 import os
+import pickle
 
 import pytest
 import torch
@@ -81,6 +82,58 @@ def test_a_damaged_checkpoint_is_passed_over(tmp_path, how):
     damage(tmp_path, 4, **how)
 
     assert load_newest(tmp_path, not_after=4)["round"] == 3
+
+
+def test_no_single_bit_and_no_missing_end_goes_unnoticed(tmp_path):
+    save(tmp_path, 4, content(4))
+    whole = (tmp_path / "00000004.ckpt").read_bytes()
+
+    for place in range(0, len(whole), 97):
+        damage(tmp_path, 4, flip=place)
+        assert load_newest(tmp_path, not_after=4) is None, f"bit flipped in byte {place}"
+        (tmp_path / "00000004.ckpt").write_bytes(whole[:place])
+        assert load_newest(tmp_path, not_after=4) is None, f"cut at byte {place}"
+        (tmp_path / "00000004.ckpt").write_bytes(whole)
+
+    assert load_newest(tmp_path, not_after=4)["round"] == 4
+
+
+def test_a_checkpoint_that_would_run_code_is_refused(tmp_path):
+    class Harmful:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "harm"),)
+
+    save(tmp_path, 4, {"round": 4, "server": Harmful()})
+
+    with pytest.raises(pickle.UnpicklingError):
+        load_newest(tmp_path, not_after=4)
+
+    assert not (tmp_path / "harm").exists()
+
+
+def test_other_files_in_the_folder_are_no_checkpoints(tmp_path):
+    (tmp_path / "best.ckpt").write_bytes(b"mine")
+    save(tmp_path, 4, content(4))
+
+    assert load_newest(tmp_path, not_after=4)["round"] == 4
+    assert (tmp_path / "best.ckpt").exists()
+
+
+def test_a_checkpoint_is_synced_before_it_has_its_name_and_its_name_before_older_ones_go(tmp_path, monkeypatch):
+    for round_ in (2, 3):
+        save(tmp_path, round_, content(round_))
+    seen = []
+
+    def look(descriptor, sync=os.fsync):
+        seen.append(rounds_in(tmp_path))
+        sync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", look)
+
+    save(tmp_path, 4, content(4))
+
+    assert seen == [[2, 3], [2, 3, 4]]
+    assert rounds_in(tmp_path) == [3, 4]
 
 
 def test_when_all_are_damaged_there_is_none(tmp_path):

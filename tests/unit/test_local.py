@@ -33,8 +33,8 @@ def wait_for_others(engine, make_job, tmp_path, monkeypatch):
         monkeypatch.setattr(local.time, "sleep", lambda seconds: meanwhile())
         output = StringIO()
         display = Display(Console(file=output), jobs=1, rounds=1)
-        finished = run_sweep(engine, engine.url, None, make_slots("cpu", 1), tmp_path, display)
-        return finished, output.getvalue()
+        ended = run_sweep(engine, engine.url, None, make_slots("cpu", 1), tmp_path, display)
+        return ended, output.getvalue()
 
     return run
 
@@ -44,13 +44,62 @@ def test_a_sweep_waits_for_the_jobs_that_another_process_has(engine, wait_for_ot
         with writing(engine).begin() as connection:
             connection.execute(text("UPDATE job SET status = 'done'"))
 
-    assert wait_for_others(ends_elsewhere) == (True, "waiting for 1 job(s) that another fedbench is running ...\n")
+    assert wait_for_others(ends_elsewhere) == (
+        "finished",
+        "waiting for 1 job(s) that another fedbench is running ...\n",
+    )
 
 
 def test_ctrl_c_ends_the_waiting(wait_for_others):
-    finished, _ = wait_for_others(lambda: os.kill(os.getpid(), signal.SIGINT))
+    ended, _ = wait_for_others(lambda: os.kill(os.getpid(), signal.SIGINT))
 
-    assert not finished
+    assert ended == "interrupted"
+
+
+def test_a_sweep_waits_while_the_queue_is_paused_and_says_so_once(engine, make_job, tmp_path, monkeypatch):
+    queue.enqueue(engine, "sweep", {}, [make_job()])
+    queue.pause(engine)
+    looks = iter(range(3))
+
+    def cancel_after_three_looks(seconds):
+        if next(looks) == 2:
+            queue.cancel(engine, [])
+
+    monkeypatch.setattr(local.time, "sleep", cancel_after_three_looks)
+    monkeypatch.setattr(local, "_Worker", None)  # none may be started
+    output = StringIO()
+    display = Display(Console(file=output, width=200), jobs=1, rounds=1)
+
+    assert run_sweep(engine, engine.url, None, make_slots("cpu", 1), tmp_path, display) == "finished"
+
+    assert output.getvalue() == "the queue is paused; waiting for `fedbench queue resume` (Ctrl-C leaves) ...\n"
+
+
+def test_a_job_that_failed_before_does_not_stop_a_sweep_that_fails_fast(engine, make_job, tmp_path):
+    queue.enqueue(engine, "sweep", {}, [make_job()])
+    with writing(engine).begin() as connection:
+        connection.execute(text("UPDATE job SET status = 'failed'"))
+    display = Display(Console(file=StringIO()), jobs=0, rounds=0)
+
+    ended = run_sweep(engine, engine.url, None, make_slots("cpu", 1), tmp_path, display, fail_fast=True)
+
+    assert ended == "finished"
+
+
+def test_a_job_that_fails_elsewhere_stops_a_sweep_that_fails_fast(engine, make_job, tmp_path, monkeypatch):
+    def fails_elsewhere(seconds):
+        with writing(engine).begin() as connection:
+            connection.execute(text("UPDATE job SET status = 'failed' WHERE id = 1"))
+
+    queue.enqueue(engine, "sweep", {}, [make_job(seed=0), make_job(seed=1)])
+    for _ in range(2):
+        queue.claim(engine, "elsewhere/1/1")
+    monkeypatch.setattr(local.time, "sleep", fails_elsewhere)
+    display = Display(Console(file=StringIO()), jobs=2, rounds=2)
+
+    ended = run_sweep(engine, engine.url, None, make_slots("cpu", 1), tmp_path, display, fail_fast=True)
+
+    assert ended == "failed"
 
 
 def test_ctrl_c_means_what_it_meant_before_once_the_sweep_is_over(wait_for_others):
@@ -64,7 +113,7 @@ def test_ctrl_c_means_what_it_meant_before_once_the_sweep_is_over(wait_for_other
 def test_a_sweep_without_work_is_over_at_once(engine, tmp_path):
     display = Display(Console(file=StringIO()), jobs=0, rounds=0)
 
-    assert run_sweep(engine, engine.url, None, make_slots("cpu", 1), tmp_path, display)
+    assert run_sweep(engine, engine.url, None, make_slots("cpu", 1), tmp_path, display) == "finished"
 
 
 def test_the_environment_of_a_worker_is_the_parents_only_while_it_starts(monkeypatch):

@@ -14,6 +14,7 @@ from fedbench import queue
 from fedbench.errors import FedbenchError
 from fedbench.queue import LEASE_SECONDS, MAX_ATTEMPTS, LeaseLostError, worker_name
 from fedbench.store.database import writing
+from fedbench.store.models import Sweep
 from fedbench.store.recorder import DatabaseRecorder
 
 CLAIM_ALL = """
@@ -26,6 +27,11 @@ sys.stdin.readline()
 while (claim := queue.claim(engine, queue.worker_name())) is not None:
     print(claim.key)
 """
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def backend(request):
+    return request.param
 
 
 @pytest.fixture
@@ -98,10 +104,47 @@ def test_a_sweep_is_what_was_last_asked_for_under_its_name(engine, add):
     assert len(keys(engine)) == 3, "the jobs themselves stay"
 
 
-def test_a_sweep_keeps_its_grid(add, sql):
+def test_a_sweep_keeps_its_grid(engine, add):
     add(0, sweep="quickstart")
 
-    assert sql("SELECT name, grid FROM sweep") == [("quickstart", '{"name": "quickstart"}')]
+    with engine.connect() as connection:
+        kept = connection.execute(select(Sweep.name, Sweep.grid)).all()
+    assert kept == [("quickstart", {"name": "quickstart"})]
+
+
+def test_a_job_that_waits_is_raised_to_a_higher_priority_and_never_lowered(engine, add):
+    add(0, priority=3)
+
+    add(0, sweep="again", priority=5)
+    add(0, sweep="once more", priority=1)
+
+    assert [job.priority for job in queue.listing(engine)] == [5]
+
+
+def test_a_job_that_is_done_keeps_its_priority(engine, add, sql):
+    add(0)
+    sql("UPDATE job SET status = 'done'")
+
+    add(0, priority=5)
+
+    assert [job.priority for job in queue.listing(engine)] == [0]
+
+
+def test_a_timeout_is_what_was_last_asked_for_and_no_part_of_the_job(engine, add, make_job):
+    (key,) = add(0, timeout=60.0)
+    (again,) = add(0, timeout=7200.0)
+
+    claim = queue.claim(engine, "me")
+
+    assert key == again == make_job(seed=0).key
+    assert claim.timeout == 7200.0
+
+
+def test_without_a_timeout_an_earlier_one_no_longer_holds(engine, add):
+    add(0, timeout=60.0)
+    add(0)
+
+    assert queue.claim(engine, "me").timeout is None
 
 
 def test_more_jobs_than_a_statement_takes_are_enqueued_whole(engine, make_job):
@@ -137,11 +180,9 @@ def test_a_claimed_job_is_running_under_a_lease_of_its_worker(engine, add, sql):
 
     queue.claim(engine, "me")
 
-    ((status, worker, attempts, left),) = sql(
-        "SELECT status, worker, attempts, lease_until - strftime('%s', 'now') FROM job"
-    )
+    ((status, worker, attempts, until),) = sql("SELECT status, worker, attempts, lease_until FROM job")
     assert (status, worker, attempts) == ("running", "me", 1)
-    assert left == pytest.approx(LEASE_SECONDS, abs=5)
+    assert until - time.time() == pytest.approx(LEASE_SECONDS, abs=5)
 
 
 def test_a_claim_holds_the_job_as_it_was_enqueued(engine, add, make_job):
@@ -178,7 +219,7 @@ def test_processes_that_claim_at_once_get_each_job_exactly_once(engine, add):
     every = add(*range(40))
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", CLAIM_ALL, engine.url.database],
+            [sys.executable, "-c", CLAIM_ALL, engine.url.render_as_string(hide_password=False)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -191,9 +232,11 @@ def test_processes_that_claim_at_once_get_each_job_exactly_once(engine, add):
         process.stdin.write("go\n")
         process.stdin.flush()
 
-    claimed = [key for process in processes for key in process.communicate(timeout=60)[0].split()]
+    shares = [process.communicate(timeout=60)[0].split() for process in processes]
+    claimed = [key for share in shares for key in share]
 
     assert Counter(claimed) == Counter(every)
+    assert sum(bool(told) for told in shares) > 1, "one process had them all, so that this test shows nothing"
     assert [process.returncode for process in processes] == [0] * 4
 
 
@@ -304,6 +347,34 @@ def test_a_job_whose_workers_keep_dying_fails_with_a_reason(engine, add, die, be
     (job,) = queue.listing(engine)
     assert job.status == "failed"
     assert "died 3 times" in job.error
+
+
+def test_a_job_that_gets_further_with_every_attempt_is_never_given_up(engine, add, expire, sql):
+    add(0)
+
+    for round_ in range(1, 3 * MAX_ATTEMPTS):
+        claim = queue.claim(engine, "elsewhere/1/1")
+        with writing(engine).begin() as connection:
+            queue.renew(connection, claim.job_id, "elsewhere/1/1", reached=round_)
+        expire()
+        queue.reap(engine)
+
+    assert sql("SELECT status, attempts, furthest FROM job") == [("pending", 1, 3 * MAX_ATTEMPTS - 1)]
+
+
+def test_a_job_that_dies_again_and_again_at_one_place_is_given_up_however_far_it_is(engine, add, expire):
+    add(0)
+
+    for round_ in (1, 2, 7, 7, 5):  # got to 7 first, and no further in the two attempts that followed
+        claim = queue.claim(engine, "elsewhere/1/1")
+        with writing(engine).begin() as connection:
+            queue.renew(connection, claim.job_id, "elsewhere/1/1", reached=round_)
+        expire()
+        queue.reap(engine)
+
+    (job,) = queue.listing(engine)
+    assert job.status == "failed"
+    assert job.error == "the worker died 3 times while it ran this job, each time after round 7 (out of memory?)"
 
 
 def test_a_job_that_failed_so_can_be_retried_as_often_again(engine, add, die, sql):
@@ -426,16 +497,91 @@ def test_a_job_that_did_not_fail_is_not_retried(engine, every_status, status):
     assert keys(engine, status) == [every_status[status]]
 
 
-def test_all_waiting_jobs_are_cancelled_and_no_others(engine, every_status):
-    assert queue.cancel(engine, []) == 1
+def test_all_waiting_jobs_are_cancelled_and_no_others(engine, every_status, sql):
+    assert queue.cancel(engine, []) == (1, 0)
 
     assert queue.counts(engine) == {"running": 1, "done": 1, "diverged": 1, "failed": 1, "cancelled": 2}
+    assert sql("SELECT DISTINCT stop FROM job") == [(None,)]
 
 
-def test_a_running_job_is_not_cancelled(engine, every_status):
-    assert queue.cancel(engine, [every_status["running"]]) == 0
+def test_a_running_job_that_is_cancelled_by_name_is_asked_to_stop(engine, add, sql):
+    (key,) = add(0)
+    claim = queue.claim(engine, "me")
 
-    assert keys(engine, "running") == [every_status["running"]]
+    assert queue.cancel(engine, [key]) == (0, 1)
+
+    with writing(engine).begin() as connection:
+        assert queue.renew(connection, claim.job_id, "me") == "cancel"
+        queue.release(connection, claim.job_id, "me", "cancelled")
+    assert sql("SELECT status, stop FROM job") == [("cancelled", None)]
+
+
+def test_a_job_that_was_to_be_cancelled_when_its_worker_died_is_cancelled(engine, add, expire, sql):
+    (key,) = add(0)
+    queue.claim(engine, "elsewhere/1/1")
+    queue.cancel(engine, [key])
+    expire()
+
+    queue.reap(engine)
+
+    assert sql("SELECT status, stop, worker FROM job") == [("cancelled", None, None)]
+
+
+@pytest.mark.parametrize("status", ["done", "diverged", "failed", "cancelled"])
+def test_a_job_that_has_ended_is_not_cancelled(engine, every_status, status):
+    assert queue.cancel(engine, [every_status[status]]) == (0, 0)
+
+    assert keys(engine, status) == [every_status[status]]
+
+
+# --- priorities and pauses ---
+
+
+def test_a_job_that_is_given_a_higher_priority_comes_first(engine, add):
+    _, second = add(0, 1)
+
+    assert queue.prioritise(engine, 5, [second[:12]]) == 1
+
+    assert queue.claim(engine, "me").key == second
+
+
+def test_a_job_that_is_given_a_lower_priority_comes_last(engine, add):
+    first, second = add(0, 1)
+
+    queue.prioritise(engine, -1, [first])
+
+    assert queue.claim(engine, "me").key == second
+
+
+def test_only_waiting_jobs_are_given_a_priority(engine, every_status, sql):
+    assert queue.prioritise(engine, 5, []) == 1
+
+    assert sql("SELECT status FROM job WHERE priority = 5") == [("pending",)]
+
+
+def test_nothing_is_claimed_while_the_queue_is_paused(engine, add):
+    (key,) = add(0)
+    queue.pause(engine)
+    queue.pause(engine)  # twice is as once
+
+    assert queue.is_paused(engine)
+    assert queue.claim(engine, "me") is None
+
+    queue.resume(engine)
+
+    assert not queue.is_paused(engine)
+    assert queue.claim(engine, "me").key == key
+
+
+def test_a_worker_learns_of_a_pause_when_it_renews_its_lease(engine, add):
+    add(0)
+    claim = queue.claim(engine, "me")
+
+    with writing(engine).begin() as connection:
+        assert queue.renew(connection, claim.job_id, "me") is None
+    queue.pause(engine)
+    with writing(engine).begin() as connection:
+        assert queue.renew(connection, claim.job_id, "me") == "pause"
 
 
 def test_a_key_is_found_by_how_it_begins(engine, add):

@@ -183,6 +183,7 @@ def test_settings_are_written_sorted_and_without_needless_quotes() -> None:
 @example("a'], [b", 1)
 @example("1e5", 1)
 @example(" a ", 1)
+@example("\xa0", 1)
 @example("a #b: c", 1)
 @example("", 0)
 def test_what_is_written_is_read_back(text: str, number: int) -> None:

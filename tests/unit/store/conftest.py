@@ -1,8 +1,13 @@
-"""A claimed job for the store's tests."""
+"""The store's tests run on both kinds of database; and a claimed job for them."""
 
 import pytest
 
 from fedbench import queue
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def backend(request):
+    return request.param
 
 
 @pytest.fixture

@@ -43,6 +43,12 @@ open_database(database_url(sys.argv[1]), create=True).dispose()
 
 
 @pytest.fixture
+def backend():
+    """These are about SQLite's files; test_postgresql.py is about the server."""
+    return "sqlite"
+
+
+@pytest.fixture
 def foreign(tmp_path):
     """The database of another program."""
     path = tmp_path / "foreign.sqlite"
@@ -50,6 +56,24 @@ def foreign(tmp_path):
     connection.execute("CREATE TABLE recipe (name TEXT)")
     connection.close()
     return path
+
+
+@pytest.fixture
+def of_schema(url):
+    """Makes a database of an older schema that holds the rows of these statements."""
+
+    def make(revision, *statements):
+        Path(url.database).parent.mkdir()
+        engine = database._engine(url)
+        with writing(engine).begin() as connection:
+            config = database._alembic_config()
+            config.attributes["connection"] = connection
+            command.upgrade(config, revision)
+            for statement in statements:
+                connection.exec_driver_sql(statement)
+        engine.dispose()
+
+    return make
 
 
 def files_under(folder):
@@ -242,8 +266,8 @@ def test_a_database_of_a_newer_version_is_refused(url, engine, sql):
     assert "Upgrade fedbench" in caught.value.hint
 
 
-def test_a_database_of_an_older_version_names_the_command_that_upgrades_it(url, engine, monkeypatch):
-    monkeypatch.setattr(database, "SCHEMA", "0002")
+def test_a_database_of_an_older_version_names_the_command_that_upgrades_it(url, of_schema):
+    of_schema("0001")
 
     with pytest.raises(OlderSchemaError, match="older schema 0001") as caught:
         open_database(url, create=True)
@@ -260,14 +284,29 @@ def test_an_upgrade_of_a_newer_database_is_refused(url, engine, sql):
     assert sql("SELECT version_num FROM alembic_version") == [("ffff",)]
 
 
-def test_an_upgrade_runs_the_migrations_of_an_older_database(url, engine, monkeypatch):
-    asked = []
-    monkeypatch.setattr(database, "SCHEMA", "0002")
-    monkeypatch.setattr(command, "upgrade", lambda config, revision: asked.append(revision))
+FIRST_RELEASED = (
+    "INSERT INTO job (key, spec, status, priority, attempts) VALUES ('abc', '{}', 'done', 2, 1)",
+    "INSERT INTO run (job_id, status, device, host, versions, started, last_round) "
+    "VALUES (1, 'done', 'cpu', 'here', '{}', 0, 5)",
+    "INSERT INTO evaluation (run_id, recorded, round, stage, step, view, split, predict) "
+    "VALUES (1, 5, 5, 'final', 0, 'gm', 'test', 'mean')",
+    "INSERT INTO metric (evaluation_id, name, value) VALUES (1, 'accuracy', 0.5)",
+)
+
+
+def test_an_upgrade_of_the_first_schema_keeps_all_that_is_in_it(url, of_schema):
+    of_schema("0001", *FIRST_RELEASED)
 
     upgrade(url)
 
-    assert asked == ["head"]
+    engine = open_database(url, create=False)
+    with engine.connect() as connection:
+        job = connection.exec_driver_sql("SELECT key, status, priority, attempts, furthest, timeout, stop FROM job")
+        assert job.all() == [("abc", "done", 2, 1, 0, None, None)]
+        assert connection.exec_driver_sql("SELECT run_id, value FROM metric, evaluation").all() == [(1, 0.5)]
+        context = MigrationContext.configure(connection, opts={"compare_type": True, "compare_server_default": True})
+        assert compare_metadata(context, Base.metadata) == []
+    engine.dispose()
 
 
 def test_a_foreign_database_is_refused(foreign):
@@ -373,7 +412,14 @@ def test_a_missing_driver_is_a_clear_error_without_the_password(where):
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize("where", ["postgresql://ada:secret@host/results", "postgresql://host/results?password=secret"])
+@pytest.mark.parametrize(
+    "where",
+    [
+        "postgresql://ada:secret@host/results",
+        "postgresql://host/results?password=secret",
+        "postgresql://host/results?sslmode=require&sslpassword=secret",
+    ],
+)
 def test_a_password_is_never_shown(where):
     assert "host/results" in shown(make_url(where))
     assert "secret" not in shown(make_url(where))
@@ -386,6 +432,8 @@ def test_a_password_is_never_shown(where):
         ("database disk image is malformed", "damaged"),
         ("attempt to write a readonly database", "writable"),
         ("database or disk is full", "Make room"),
+        ('password authentication failed for user "ada"', "Check user and password"),
+        ('database "results" does not exist', "createdb"),
     ],
 )
 def test_trouble_with_the_database_comes_with_the_way_out(url, problem, way_out):

@@ -2,14 +2,17 @@
 
 import platform
 import socket
+import time
 
 import pytest
+from sqlalchemy import select
 from sqlalchemy.exc import IntegrityError
 
 from fedbench import queue
 from fedbench.queue import LeaseLostError
 from fedbench.records import Cost, Evaluation, RoundRecord
-from fedbench.store.recorder import DatabaseRecorder
+from fedbench.store.models import Run
+from fedbench.store.recorder import Conditions, DatabaseRecorder
 
 
 @pytest.fixture
@@ -28,6 +31,17 @@ def begin(engine, claim):
 def lose(sql):
     """Gives every running job to another worker."""
     return lambda: sql("UPDATE job SET worker = 'another'")
+
+
+@pytest.fixture
+def versions(engine):
+    """What every run says it ran with."""
+
+    def read():
+        with engine.connect() as connection:
+            return connection.execute(select(Run.versions)).scalars().all()
+
+    return read
 
 
 @pytest.fixture
@@ -102,13 +116,13 @@ def test_a_round_without_measurements_counts_as_a_round(begin, contents):
     assert contents() == {"evaluation": 0, "metric": 0, "histogram": 0, "cost": 0, "last_round": [1]}
 
 
-def test_a_run_says_where_it_ran_and_with_what(begin, sql):
+def test_a_run_says_where_it_ran_and_with_what(begin, sql, versions):
     begin()
 
-    ((status, device, host, split_hash, versions),) = sql("SELECT status, device, host, split_hash, versions FROM run")
-    assert (status, device, host, split_hash) == ("running", "cpu", socket.gethostname(), "abc")
-    assert f'"python": "{platform.python_version()}"' in versions
-    assert '"torch": ' in versions
+    assert sql("SELECT status, device, host, split_hash FROM run") == [("running", "cpu", socket.gethostname(), "abc")]
+    (found,) = versions()
+    assert (found["python"], found["threads"], found["deterministic"]) == (platform.python_version(), 1, False)
+    assert "torch" in found
 
 
 # --- whole or nothing ---
@@ -180,7 +194,37 @@ def test_every_round_renews_the_lease(begin, sql):
 
     recorder.record(measured(1))
 
-    assert sql("SELECT lease_until > strftime('%s', 'now') + 30 FROM job") == [(1,)]
+    ((until,),) = sql("SELECT lease_until FROM job")
+    assert until - time.time() == pytest.approx(queue.LEASE_SECONDS, abs=5)
+
+
+def test_every_round_counts_as_progress(begin, sql):
+    recorder = begin()
+    sql("UPDATE job SET attempts = 2")
+
+    recorder.record(measured(1))
+
+    assert sql("SELECT furthest, attempts FROM job") == [(1, 1)]
+
+
+def test_a_round_that_an_earlier_attempt_had_recorded_is_no_progress(begin, sql):
+    recorder = begin()
+    sql("UPDATE job SET attempts = 2, furthest = 1")
+
+    recorder.record(measured(1))
+
+    assert sql("SELECT furthest, attempts FROM job") == [(1, 2)]
+
+
+@pytest.mark.parametrize("write", [lambda recorder: recorder.record(measured(1)), lambda recorder: recorder.renew()])
+def test_a_recorder_learns_what_the_queue_asks_for_with_every_write(engine, begin, write):
+    recorder = begin()
+    before = recorder.order
+    queue.pause(engine)
+
+    write(recorder)
+
+    assert (before, recorder.order) == (None, "pause")
 
 
 # --- resuming ---
@@ -263,27 +307,36 @@ def test_a_run_that_goes_on_adds_to_its_seconds(begin, sql):
     assert 1000 < seconds < 1060
 
 
-def test_a_run_that_goes_on_keeps_its_number_of_threads(engine, claim):
+def test_a_run_that_goes_on_keeps_its_conditions(engine, claim):
     first = DatabaseRecorder(engine, claim().job_id, "me")
-    assert first.threads(4) == 4
+    assert first.conditions(Conditions(4, deterministic=True)) == Conditions(4, deterministic=True)
     first.start(rounds=5, split_hash="abc", device="cpu")
     first.finish("interrupted")
 
     second = DatabaseRecorder(engine, claim("another").job_id, "another")
 
-    assert second.threads(1) == 4
+    assert second.conditions(Conditions(1)) == Conditions(4, deterministic=True)
 
 
-def test_a_new_run_uses_the_threads_it_is_given(engine, claim):
+def test_a_new_run_has_the_conditions_it_is_given(engine, claim):
     first = DatabaseRecorder(engine, claim().job_id, "me")
-    first.threads(4)
+    first.conditions(Conditions(4, deterministic=True))
     first.start(rounds=5, split_hash="abc", device="cpu")
     first.fail("Traceback ...")
     queue.retry(engine, [])
 
     second = DatabaseRecorder(engine, claim().job_id, "me")
 
-    assert second.threads(1) == 1
+    assert second.conditions(Conditions(1)) == Conditions(1)
+
+
+def test_a_run_begun_by_an_older_fedbench_goes_on_with_its_threads(engine, claim, begin, sql):
+    begin().finish("interrupted")
+    sql("UPDATE run SET versions = '{\"threads\": 3}'")
+
+    second = DatabaseRecorder(engine, claim().job_id, "me")
+
+    assert second.conditions(Conditions(1, deterministic=True)) == Conditions(3, deterministic=True)
 
 
 def test_a_new_run_begins_after_a_failed_one(engine, begin, sql):
@@ -314,6 +367,28 @@ def test_an_interrupted_job_waits_again_and_keeps_its_attempt(begin, sql):
 
     assert sql("SELECT status FROM run") == [("interrupted",)]
     assert sql("SELECT status, worker, lease_until, attempts FROM job") == [("pending", None, None, 0)]
+
+
+@pytest.mark.parametrize(("status", "reason"), [("cancelled", None), ("failed", "stopped by its timeout")])
+def test_a_run_that_is_set_aside_is_out_of_the_queue_until_a_retry_goes_on_with_it(engine, begin, sql, status, reason):
+    first = begin()
+    first.record(measured(1))
+    first.set_aside(status, reason)
+
+    assert sql("SELECT status, worker FROM job") == [(status, None)]
+    assert sql("SELECT status, error, last_round FROM run") == [("interrupted", reason, 1)]
+
+    queue.retry(engine, [])
+    second = begin("another")
+
+    assert second.last_round() == 1
+    assert sql("SELECT status, error, last_round FROM run") == [("running", None, 1)]
+
+
+def test_a_traceback_may_hold_what_a_database_cannot(begin, sql):
+    begin().fail("ValueError: 'a\0b'")
+
+    assert sql("SELECT error FROM run") == [("ValueError: 'ab'",)]
 
 
 def test_a_failed_run_keeps_its_traceback(begin, sql):
