@@ -358,7 +358,7 @@ def test_an_unknown_size_gets_a_proposal(mnist_labels: Indices) -> None:
 
 
 def test_a_data_set_without_sizes_is_refused() -> None:
-    with pytest.raises(FedbenchError, match="no size 'small'"):
+    with pytest.raises(FedbenchError, match="has no sizes, which the partition labels goes by"):
         cut(PLENTY_LABELS, made_up(10, {}), 10)
 
 
